@@ -1,0 +1,42 @@
+"""What several commands share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import click
+
+from samepath.errors import UserError
+
+workers_option = click.option(
+    "-n",
+    "num_workers",
+    default="auto",
+    show_default=True,
+    metavar="N",
+    help="Workers. auto: all of this machine's cores (or GPUs).",
+)
+
+
+def parse_workers(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"-n {text}: give a whole number, at least 1, or 'auto'")
+    return int(text)
+
+
+def parse_counts(text: str) -> list[int]:
+    """'1,2,3' as numbers."""
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise UserError(f"-n {text}: give worker counts separated by commas, such as 1,2,3")
+    return [int(part) for part in parts]
+
+
+def print_json(content: Any) -> None:
+    """One object, the only thing on standard output; NaN and infinities as text."""
+    from samepath.engine.rundir import finite
+
+    click.echo(json.dumps(finite(content)))

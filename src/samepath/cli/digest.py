@@ -1,0 +1,38 @@
+"""`samepath digest`: the digest of a run, from its newest checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def digest(run: Path, as_json: bool) -> None:
+    """Recompute the digest of RUN from its newest checkpoint.
+
+    It stands for the names, types, shapes and bytes of weights, buffers and optimizer state: two
+    runs with one digest are the same run.
+
+    \b
+    Example: samepath digest runs/digits-1
+    """
+    from samepath.cli.common import print_json
+    from samepath.engine.checkpoint import load_newest
+    from samepath.engine.rundir import RunFolder
+    from samepath.errors import CheckpointDamaged
+
+    folder = RunFolder(run)
+    recorded = (folder.read()["result"] or {}).get("digest")
+    found = load_newest(folder.checkpoints, lambda text: click.echo(f"samepath: {text}", err=True))
+    if found is None:
+        raise CheckpointDamaged(f"{run} holds no checkpoint that can be read")
+    step = found.state.structure["step"]
+    if as_json:
+        print_json({"digest": found.digest, "steps": step, "matches_run": found.digest == recorded})
+    else:
+        click.echo(f"{found.digest}  step {step}")
+    if recorded is not None and recorded != found.digest:
+        raise CheckpointDamaged(f"run.json says {recorded}, the newest checkpoint says otherwise")

@@ -1,0 +1,73 @@
+"""What a person sees while a run is under way: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from samepath.engine.loop import Display
+from samepath.engine.options import Options
+from samepath.engine.trainer import StepResult
+
+QUIET_SECONDS = 5.0
+
+
+class LiveDisplay(Display):
+    """Progress, loss, examples per second, time left. Lives on worker 0."""
+
+    def __init__(self, options: Options, num_workers: int) -> None:
+        self._options = options
+        self._workers = f"{num_workers} {'worker' if num_workers == 1 else 'workers'}"
+        self._console = Console(stderr=True)
+        self._progress: Progress | None = None
+        self._began = self._spoke = time.monotonic()
+        self._examples = 0
+
+    def step(self, result: StepResult, steps: int) -> None:
+        self._examples += result.num_examples
+        rate = self._examples / max(time.monotonic() - self._began, 1e-9)
+        if not self._console.is_terminal:
+            return
+        if self._progress is None:
+            self._progress = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("step {task.completed}/{task.total}"),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._progress.add_task(
+                f"{self._options.recipe} on {self._workers}",
+                total=self._options.last_step,
+                completed=steps - 1,
+                facts="",
+            )
+            self._progress.start()
+        self._progress.update(
+            self._task,
+            completed=steps,
+            facts=f"loss {result.loss:.5g}  {rate:.0f} examples/s",
+        )
+        if steps >= self._options.last_step:
+            self._progress.stop()
+
+    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
+        """A line now and then where there is no terminal to draw on."""
+        if self._console.is_terminal or time.monotonic() - self._spoke < QUIET_SECONDS:
+            return
+        self._spoke = time.monotonic()
+        found = "  ".join(f"valid {name} {value:.5g}" for name, value in metrics.items())
+        print(
+            f"epoch {epoch + 1}/{self._options.epochs}  train loss {train_loss:.5g}  {found}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def note(self, text: str) -> None:
+        print(f"samepath: {text}", file=sys.stderr, flush=True)

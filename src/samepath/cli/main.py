@@ -1,0 +1,50 @@
+"""`samepath`: finds the command, and turns errors into one line and an exit code.
+
+Commands import the library when they run, so that `samepath --help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from samepath.cli.digest import digest
+from samepath.cli.recipes import recipes
+from samepath.cli.run import run
+from samepath.cli.train import train
+from samepath.cli.verify import verify
+from samepath.errors import SamepathError
+from samepath.version import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="samepath")
+def cli() -> None:
+    """Add workers, keep the path: the same training result on any number of workers.
+
+    \b
+    Try:
+      samepath train digits            all cores; the result does not depend on how many
+      samepath verify digits -n 1,2,3  prove it
+    """
+
+
+for command in (train, verify, run, digest, recipes):
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 bad input, 3 diverged."""
+    try:
+        code = cli.main(args=arguments, prog_name="samepath", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except SamepathError as error:
+        print(f"samepath: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,26 @@
+"""`samepath recipes`: what is built in."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def recipes(as_json: bool) -> None:
+    """List the built-in recipes, one line each.
+
+    \b
+    Example: samepath recipes
+    """
+    from samepath.builtin import BUILT_IN
+
+    lines = {name: text for name, (_, _, text) in BUILT_IN.items()}
+    if as_json:
+        click.echo(json.dumps(lines))
+        return
+    width = max(map(len, lines))
+    for name, text in lines.items():
+        click.echo(f"{name:<{width}}  {text}")

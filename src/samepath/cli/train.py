@@ -1,0 +1,110 @@
+"""`samepath train`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from samepath.cli.common import parse_workers, print_json, workers_option
+
+
+@click.command()
+@click.argument("recipe")
+@workers_option
+@click.option("--epochs", type=int, metavar="E", help="Where the run ends, also when resumed.")
+@click.option("--steps", type=int, metavar="S", help="Where the run ends, counted in steps.")
+@click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N.")
+@click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once.")
+@click.option(
+    "--seed", type=int, metavar="S", help="Order, initial weights, dropout, augmentation."
+)
+@click.option("--threads", type=int, metavar="T", help="Threads per worker (shapes the bits).")
+@click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker.")
+@click.option(
+    "--exact",
+    type=click.Choice(["on", "off"]),
+    help="off: each worker computes its share at once; the same path up to rounding.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The run's folder.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out, at any N.")
+@click.option("--checkpoint-steps", type=click.IntRange(1), metavar="S", help="Save every S steps.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def train(
+    recipe: str,
+    num_workers: str,
+    epochs: int | None,
+    steps: int | None,
+    batch_size: int | None,
+    grain_size: int | None,
+    seed: int | None,
+    threads: int | None,
+    loader_workers: int | None,
+    exact: str | None,
+    out: Path | None,
+    resume: bool,
+    checkpoint_steps: int | None,
+    as_json: bool,
+) -> int:
+    """Train RECIPE (a built-in name, or a Python file with a recipe() function).
+
+    The result is the same bits at every N, so the default is to use everything there is.
+
+    \b
+    Examples:
+      samepath train digits
+      samepath train my_recipe.py -n 4 --epochs 20 --out runs/a
+      samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
+    """
+    from samepath.cli.display import LiveDisplay
+    from samepath.engine.options import Asked
+    from samepath.engine.train import Request
+    from samepath.engine.train import train as train_request
+
+    asked = Asked(
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        grain_size=grain_size,
+        seed=seed,
+        threads=threads,
+        loader_workers=loader_workers,
+        exact=None if exact is None else exact == "on",
+    )
+    result, folder = train_request(
+        Request(
+            recipe=recipe,
+            num_workers=parse_workers(num_workers),
+            asked=asked,
+            out=out,
+            resume=resume,
+            checkpoint_steps=checkpoint_steps,
+            command=tuple(sys.argv),
+            display=None if as_json else LiveDisplay,
+        )
+    )
+    if as_json:
+        print_json({**asdict(result), "run": str(folder)})
+    elif result.num_workers:
+        _summary(recipe, folder, asdict(result))
+    return {"diverged": 3, "interrupted": 130}.get(result.status, 0)
+
+
+def _summary(recipe: str, folder: Path, result: dict[str, object]) -> None:
+    again = f"samepath train {recipe} --out {folder} --resume"
+    words = {
+        "finished": "finished",
+        "target": "target reached",
+        "diverged": str(result["message"]),
+        "interrupted": f"stopped; continue with: {again}",
+    }
+    click.echo(f"{words[str(result['status'])]}")
+    for name in ("steps", "train_loss", "valid_loss", "step_seconds", "num_workers", "digest"):
+        value = result[name]
+        if value is not None:
+            click.echo(
+                f"  {name:<13} {value:.6g}" if isinstance(value, float) else f"  {name:<13} {value}"
+            )
+    click.echo(f"  {'run':<13} {folder}")

@@ -1,0 +1,269 @@
+"""How workers talk. The only place that imports torch.distributed.
+
+In: a Place. Out: a Collective: small records gathered from everybody, and buckets of partial sums
+that become one total. Three kinds: `Alone`; `Network` (gloo on CPU, NCCL on GPU); and, in
+`shared_memory`, one for workers of one machine.
+Guaranteed: a bucket's total is added in the order the Reduction says, bit for bit, whatever the
+kind; every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from samepath.engine.environment import Place
+from samepath.errors import WorkerLost
+from samepath.plan import Reduction
+
+Record: TypeAlias = NDArray[np.uint8]
+
+
+class Bucket(ABC):
+    """Room for one worker's partial sums of a fixed stretch of values, and for their total."""
+
+    rows: Tensor
+    """(sums, length): this worker's partial sums, to be filled before `launch`."""
+
+    @abstractmethod
+    def begin(self, reduction: Reduction) -> None:
+        """Get ready for a batch with this reduction (the same one on every worker)."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Start adding; buckets are launched in the same order on every worker."""
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Move on if that is possible without waiting."""
+
+    @abstractmethod
+    def finish(self) -> Tensor:
+        """Wait, and return the total: this worker's own memory, valid until the next launch."""
+
+
+class Collective(ABC):
+    """The workers of a run, seen from one of them."""
+
+    worker: int
+    num_workers: int
+    device: torch.device
+
+    @abstractmethod
+    def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
+        """Start gathering a record of one size from everybody; the result ends it."""
+
+    @abstractmethod
+    def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
+        """Overwrite everybody's tensor with one worker's."""
+
+    @abstractmethod
+    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+        """A bucket of so many values."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group."""
+
+    def gather(self, record: Record) -> list[Record]:
+        return self.gather_begin(record)()
+
+    def agree(self, here: bool) -> bool:
+        """True when it is true on every worker."""
+        return all(record[0] for record in self.gather(np.array([here], np.uint8)))
+
+
+class Alone(Collective):
+    """One process: everything is already together."""
+
+    worker = 0
+    num_workers = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
+        return lambda: [record]
+
+    def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
+        pass
+
+    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+        raise AssertionError("one worker adds its own sums and needs no bucket")
+
+    def close(self) -> None:
+        pass
+
+
+class Network(Collective):
+    """Workers that talk through torch.distributed."""
+
+    def __init__(self, place: Place, device: torch.device, timeout_seconds: float) -> None:
+        self.worker = place.worker
+        self.num_workers = place.num_workers
+        self.device = device
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._owns_group = not dist.is_initialized()
+        if self._owns_group:
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                init_method=f"tcp://{place.address}:{place.port}"
+                if place.launcher != "torchrun"
+                else "env://",
+                rank=place.worker,
+                world_size=place.num_workers,
+                timeout=self._timeout,
+            )
+        # Chunks come back through a group of their own: they start whenever a worker is ready, so
+        # their order against outgoing buckets differs between workers, their own order does not.
+        self.scatter_group = dist.group.WORLD
+        self.gather_group = dist.new_group(timeout=self._timeout)
+        self._travelling: deque[NetworkBucket] = deque()
+
+    def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
+        mine = torch.from_numpy(record).to(self.device)
+        everybody = mine.new_empty(self.num_workers * len(record))
+        work = dist.all_gather_single(everybody, mine, group=self.scatter_group, async_op=True)
+
+        def end() -> list[Record]:
+            wait(work)
+            return list(everybody.cpu().numpy().reshape(self.num_workers, -1))
+
+        return end
+
+    def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
+        dist.broadcast(tensor, src=worker, group=self.scatter_group)
+
+    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+        return NetworkBucket(self, length, dtype, exact=exact)
+
+    def sent(self, bucket: NetworkBucket) -> None:
+        """A bucket's sums are on their way to the workers that add them."""
+        self._travelling.append(bucket)
+
+    def return_chunks(self, until: NetworkBucket | None = None) -> None:
+        """Return added chunks, strictly in the order the buckets were sent: as many as have
+        arrived, or everything up to one bucket."""
+        while self._travelling and (until is not None or self._travelling[0].has_arrived()):
+            bucket = self._travelling.popleft()
+            bucket.return_chunk()
+            if bucket is until:
+                return
+
+    def close(self) -> None:
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def wait(work: dist.Work) -> None:
+    """Wait for a collective; a peer that left becomes one clear error."""
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise WorkerLost(f"another worker left or stopped answering ({error})") from error
+
+
+class NetworkBucket(Bucket):
+    """Adds over the network in the tree's order.
+
+    Two workers with one sum each: a plain all-reduce, because a + b has only one order. Otherwise
+    every worker owns one chunk of the bucket: all sums of that chunk come to it (all_to_all), it
+    adds them in order, and the totals go round (2(N-1)/N of the bucket sent per worker when each
+    has one sum: a ring's traffic).
+    """
+
+    def __init__(
+        self, collective: Network, length: int, dtype: torch.dtype, *, exact: bool
+    ) -> None:
+        self._collective = collective
+        self._exact = exact
+        self._length = length
+        self._chunk = -(-length // collective.num_workers)
+        padded = self._chunk * collective.num_workers
+        self._rows = torch.zeros(1, padded, dtype=dtype, device=collective.device)
+        self._work: dist.Work | None = None
+
+    def begin(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+        mine = reduction.num_sums[self._collective.worker]
+        if mine > len(self._rows):
+            self._rows = self._rows.new_zeros(mine, self._rows.shape[1])
+        self.rows = self._rows[:mine, : self._length]
+        self._plain = (not self._exact or self._collective.num_workers == 2) and max(
+            reduction.num_sums
+        ) <= 1
+        if self._plain and mine == 0:
+            self._rows[0].fill_(-0.0)  # x + -0.0 is x for every x, +0.0 and -0.0 included
+        self._returned = False
+
+    def launch(self) -> None:
+        if self._plain:
+            self._work = dist.all_reduce(
+                self._rows[0], group=self._collective.scatter_group, async_op=True
+            )
+            return
+        workers, chunk = self._collective.num_workers, self._chunk
+        num_sums = self._reduction.num_sums
+        mine = num_sums[self._collective.worker]
+        # worker w gets chunk w of each of my sums; with one sum that is the row as it lies
+        outgoing = self._rows[:mine].view(mine, workers, chunk).transpose(0, 1).reshape(-1)
+        self._outgoing = outgoing  # keeps it alive while it travels
+        self._sums = outgoing.new_empty(sum(num_sums), chunk)
+        self._work = dist.all_to_all_single(
+            self._sums.view(-1),
+            outgoing,
+            output_split_sizes=[n * chunk for n in num_sums],
+            input_split_sizes=[mine * chunk] * workers,
+            group=self._collective.scatter_group,
+            async_op=True,
+        )
+        self._collective.sent(self)
+
+    def progress(self) -> None:
+        self._collective.return_chunks()
+
+    def has_arrived(self) -> bool:
+        # On a GPU is_completed() would ask the stream; there finish() queues the rest instead
+        assert self._work is not None
+        return self._collective.device.type == "cpu" and self._work.is_completed()
+
+    def return_chunk(self) -> None:
+        """My chunk is here: add its sums in the tree's order and send the total to everybody."""
+        assert self._work is not None
+        wait(self._work)
+        for into, other in self._reduction.additions:
+            self._sums[into].add_(self._sums[other])
+        total, group = self._rows[0], self._collective.gather_group
+        if self._collective.device.type == "cpu":
+            # gloo's all_gather takes two to three times as long as its all_to_all
+            self._outgoing = self._sums[0].repeat(self._collective.num_workers)
+            self._work = dist.all_to_all_single(total, self._outgoing, group=group, async_op=True)
+        else:
+            self._work = dist.all_gather_single(total, self._sums[0], group=group, async_op=True)
+        self._returned = True
+
+    def finish(self) -> Tensor:
+        assert self._work is not None
+        if not self._plain and not self._returned:
+            self._collective.return_chunks(until=self)
+        wait(self._work)
+        return self._rows[0, : self._length]
+
+
+def machine_name() -> str:
+    """What two workers must share to share memory: the host and its boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return socket.gethostname() + file.read().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,281 @@
+"""From the gradients of grains to the gradient of the batch.
+
+In: parameters, and after each grain's backward pass their `.grad`. Out: `.grad` is the batch's.
+Guaranteed: every element is added over the plan's tree, so the bits do not depend on who computed
+which grain. A parameter no grain used keeps `.grad` None; one that some grains used counts as -0.0
+in the others (x + -0.0 is x for every x), as if those additions had not been made.
+
+A worker keeps finished subtrees on a stack, as in pairwise summation. The pair at the bottom of
+the tree is added by autograd itself, into `.grad`. During the last grain's backward pass each
+gradient is folded into its bucket the moment it exists, and full buckets start travelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from samepath.engine.collective import Bucket, Collective
+from samepath.plan import Reduction
+
+Sums: TypeAlias = list[Tensor | None]
+"""One partial sum: a tensor per parameter, None where no grain used it."""
+
+BUCKET_BYTES = 8 << 20
+ALIGNMENT_BYTES = 64
+
+
+def add(left: Sums, right: Sums) -> Sums:
+    """left + right, in left's memory."""
+    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    if both:
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    return [b if a is None else a for a, b in zip(left, right, strict=True)]
+
+
+def dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's strides if it fills its memory (channels-last, say), else row-major ones."""
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a value lies: which bucket, and where in it."""
+
+    bucket: int
+    offset: int
+
+
+def lay_out(tensors: Sequence[Tensor], bucket_bytes: int) -> tuple[list[Slot], list[int]]:
+    """A slot for each tensor and the length of each bucket: filled from the last tensor to the
+    first (the order in which backward finds gradients), one dtype per bucket."""
+    slots: list[Slot] = [Slot(0, 0)] * len(tensors)
+    lengths: list[int] = []
+    dtype: torch.dtype | None = None
+    for index in reversed(range(len(tensors))):
+        tensor = tensors[index]
+        alignment = ALIGNMENT_BYTES // tensor.dtype.itemsize
+        size = -(-tensor.numel() // alignment) * alignment
+        full = lengths and (lengths[-1] + size) * tensor.dtype.itemsize > bucket_bytes
+        if not lengths or full or tensor.dtype != dtype:
+            lengths.append(0)
+            dtype = tensor.dtype
+        slots[index] = Slot(len(lengths) - 1, lengths[-1])
+        lengths[-1] += size
+    return slots, lengths
+
+
+class TreeSum:
+    """Adds lists of tensors over the plan's tree, across workers."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        tensors: Sequence[Tensor],
+        *,
+        exact: bool,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._tensors = list(tensors)
+        self._slots, lengths = lay_out(self._tensors, bucket_bytes)
+        self._layouts = [(tensor.shape, dense_strides(tensor)) for tensor in tensors]
+        self._views: dict[tuple[int, int], Tensor] = {}
+        dtypes = {slot.bucket: t.dtype for slot, t in zip(self._slots, tensors, strict=True)}
+        self._worker = collective.worker
+        self.buckets: list[Bucket] = []
+        if collective.num_workers > 1:
+            self.buckets = [
+                collective.bucket(length, dtypes[number], exact=exact)
+                for number, length in enumerate(lengths)
+            ]
+        self._in_bucket = [0] * len(lengths)
+        for slot in self._slots:
+            self._in_bucket[slot.bucket] += 1
+
+    def begin(self, reduction: Reduction) -> None:
+        """A new batch."""
+        self._merges = reduction.merges[self._worker]
+        self._num_sums = reduction.num_sums[self._worker]
+        self._grain = 0
+        self._stack: list[Sums] = []
+        self._missing = list(self._in_bucket)
+        self._launched = 0
+        self._used = [False] * len(self._tensors)
+        for bucket in self.buckets:
+            bucket.begin(reduction)
+
+    @property
+    def used(self) -> list[bool]:
+        """After the last grain: which tensors this worker's grains had a value for."""
+        return self._used if self.buckets else [t is not None for t in self._stack[0]]
+
+    @property
+    def on_last_grain(self) -> bool:
+        return self._grain == len(self._merges) - 1
+
+    @property
+    def merges_with_previous(self) -> bool:
+        """The grain to come completes a pair with the grain just pushed."""
+        return (
+            0 < self._grain < len(self._merges)
+            and self._merges[self._grain] > 0
+            and self._merges[self._grain - 1] == 0
+        )
+
+    def pop(self) -> Sums:
+        return self._stack.pop()
+
+    def push(self, sums: Sums, *, merged: int = 0) -> None:
+        """A grain's values are complete; `merged` of its merges are already in them."""
+        for _ in range(self._merges[self._grain] - merged):
+            sums = add(self._stack.pop(), sums)
+        self._stack.append(sums)
+        self._grain += 1
+
+    def write_early_sums(self) -> None:
+        """Before the last grain: sums that it will not complete go to their rows."""
+        for row in range(self._num_sums - 1):
+            for index, tensor in enumerate(self._stack[row]):
+                self._write(row, index, tensor)
+
+    def write_last(self, index: int, tensor: Tensor | None, *, merged: int) -> None:
+        """During the last grain: one value is complete; fold it and start its bucket if full."""
+        for level in range(self._merges[self._grain] - merged):
+            left = self._stack[-1 - level][index]
+            if left is not None:
+                tensor = left if tensor is None else left.add_(tensor)
+        self._write(self._num_sums - 1, index, tensor)
+        number = self._slots[index].bucket
+        self._missing[number] -= 1
+        while self._launched < len(self.buckets) and self._missing[self._launched] == 0:
+            self._launch_next()
+
+    def launch_rest(self) -> None:
+        """After the last grain. A worker without a grain in this batch has launched none yet."""
+        while self._launched < len(self.buckets):
+            self._launch_next()
+
+    def _launch_next(self) -> None:
+        self.buckets[self._launched].launch()
+        self._launched += 1
+        for bucket in self.buckets[: self._launched]:
+            bucket.progress()
+
+    def _write(self, row: int, index: int, tensor: Tensor | None) -> None:
+        place = self._view(self.buckets[self._slots[index].bucket].rows[row], index)
+        if tensor is None:
+            place.fill_(-0.0)
+        else:
+            self._used[index] = True
+            place.copy_(tensor)
+
+    def finish(self) -> Sums:
+        """The totals. Values nobody had are not told apart here (see `used`)."""
+        if not self.buckets:
+            (total,) = self._stack
+            return total
+        totals = [bucket.finish() for bucket in self.buckets]
+        return [self._view(totals[slot.bucket], i) for i, slot in enumerate(self._slots)]
+
+    def _view(self, flat: Tensor, index: int) -> Tensor:
+        """A tensor's place in a bucket. Buckets keep their memory, so views are kept too."""
+        where = (flat.data_ptr(), index)
+        view = self._views.get(where)
+        if view is None:
+            shape, strides = self._layouts[index]
+            offset = flat.storage_offset() + self._slots[index].offset
+            view = self._views[where] = flat.as_strided(shape, strides, offset)
+        return view
+
+    def add_begin(self, reduction: Reduction, grains: Sequence[Sums]) -> None:
+        """All grains at once, for values that are complete; `finish` ends it."""
+        self.begin(reduction)
+        for number, sums in enumerate(grains):
+            if self.buckets and number == len(grains) - 1:
+                self.write_early_sums()
+                for index, tensor in enumerate(sums):
+                    self.write_last(index, tensor, merged=0)
+            else:
+                self.push(list(sums))
+        self.launch_rest()
+
+
+class GradientSum:
+    """The batch gradient of a model's parameters, one grain after another."""
+
+    def __init__(
+        self, collective: Collective, parameters: Sequence[nn.Parameter], *, exact: bool
+    ) -> None:
+        self.parameters = list(parameters)
+        self._tree = TreeSum(collective, self.parameters, exact=exact)
+        self._overlap = collective.num_workers > 1
+        self._writing = False
+        self._handles = []
+        if self._overlap:
+            self._handles = [
+                parameter.register_post_accumulate_grad_hook(self._hook(index))
+                for index, parameter in enumerate(self.parameters)
+            ]
+
+    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+        def ready(parameter: Tensor) -> None:
+            if self._writing:
+                self._written[index] = True
+                self._tree.write_last(index, parameter.grad, merged=self._merged)
+
+        return ready
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def begin(self, reduction: Reduction) -> None:
+        self._tree.begin(reduction)
+        self._clear()
+
+    def _clear(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def before_backward(self) -> None:
+        """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh."""
+        self._merged = int(self._tree.merges_with_previous)
+        if self._merged:
+            self._tree.pop()  # it is what .grad still holds
+        else:
+            self._clear()
+        self._writing = self._overlap and self._tree.on_last_grain
+        if self._writing:
+            self._written = [False] * len(self.parameters)
+            self._tree.write_early_sums()
+
+    def after_backward(self) -> None:
+        if self._writing:
+            self._writing = False
+            for index, written in enumerate(self._written):
+                if not written:
+                    self._tree.write_last(index, self.parameters[index].grad, merged=self._merged)
+        else:
+            self._tree.push([p.grad for p in self.parameters], merged=self._merged)
+
+    def launch_rest(self) -> None:
+        self._tree.launch_rest()
+
+    def finish(self) -> None:
+        self._totals = self._tree.finish()
+
+    @property
+    def used(self) -> list[bool]:
+        """Which parameters this worker's grains used."""
+        return self._tree.used
+
+    def assign(self, used_by_anyone: Sequence[bool]) -> None:
+        """Give every used parameter its total as `.grad`."""
+        for parameter, total, used in zip(
+            self.parameters, self._totals, used_by_anyone, strict=True
+        ):
+            parameter.grad = total if used else None

@@ -1,0 +1,133 @@
+"""Starting workers, and saying what became of them.
+
+In: a function (or a script) and a worker count. Out: it has run on that many workers, or an error
+that carries the first failing worker's own words. Workers are started by torch's elastic agent.
+Guaranteed: when one worker fails the others are ended within seconds; signals reach the workers,
+which then have `SHUTDOWN_SECONDS` to save.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from samepath.engine.environment import LOOPBACK
+from samepath.errors import SamepathError, UserError, WorkerFailed, WorkerLost
+
+SHUTDOWN_SECONDS = 30
+
+
+class Interrupted(SamepathError):
+    """The launcher was told to stop, and the workers with it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: int) -> None:
+    """Run a module-level function on so many workers of this machine."""
+    # Forked from a server that has imported torch once and started no thread
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["samepath.engine.session"])
+    with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+        try:
+            _elastic(num_workers, _reporting, "forkserver")(function, tuple(arguments), reports)
+        except ChildFailedError as error:
+            raise _first_report(Path(reports), error) from None
+        except SignalException as error:
+            raise Interrupted(int(error.sigval)) from None
+
+
+def launch_script(command: Sequence[str], num_workers: int) -> None:
+    """Run a Python script with its arguments on so many workers of this machine."""
+    try:
+        _elastic(num_workers, sys.executable, "spawn")("-u", *command)
+    except ChildFailedError as error:
+        raise _describe(error) from None
+    except SignalException as error:
+        raise Interrupted(int(error.sigval)) from None
+
+
+def _elastic(
+    num_workers: int, entrypoint: Callable[..., Any] | str, start_method: str
+) -> elastic_launch:
+    # A restart with a shared store mostly hangs (a fault of torch); ours is a store of its own
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # we report, in fewer words
+    warnings.filterwarnings("ignore", module="torch.distributed.elastic")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_workers,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{LOOPBACK}:0",
+        local_addr=LOOPBACK,
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method=start_method,
+        logs_specs=DefaultLogsSpecs(),
+        shutdown_timeout=SHUTDOWN_SECONDS,
+    )
+    return elastic_launch(config, entrypoint)
+
+
+def _reporting(function: Callable[..., Any], arguments: tuple[Any, ...], reports: str) -> None:
+    """Run in a worker: what it raises is left where the launcher finds it."""
+    try:
+        function(*arguments)
+    except BaseException as error:
+        worker = int(os.environ["RANK"])
+        report = {
+            "worker": worker,
+            "time": time.time(),
+            "exit_code": getattr(error, "exit_code", 1),
+            "user": isinstance(error, UserError),
+            "secondary": isinstance(error, WorkerLost),
+            "message": str(error),
+            "traceback": traceback.format_exc(),
+        }
+        (Path(reports) / f"worker-{worker}.json").write_text(json.dumps(report))
+        raise
+
+
+def _first_report(reports: Path, error: ChildFailedError) -> SamepathError:
+    """The failure that came first; that somebody else was lost is never the cause."""
+    found = [json.loads(path.read_text()) for path in reports.glob("worker-*.json")]
+    causes = sorted((r for r in found if not r["secondary"]), key=lambda r: float(r["time"]))
+    if not causes:
+        return _describe(error)
+    first = causes[0]
+    if first["user"]:
+        return UserError(first["message"])
+    return WorkerFailed(f"worker {first['worker']} failed:\n{first['traceback'].rstrip()}")
+
+
+def _describe(error: ChildFailedError) -> WorkerFailed:
+    """For workers that left no report: a signal, or a script of the user's own."""
+    # those the agent ended itself carry SIGTERM; the cause does not
+    failures = sorted(
+        error.failures.items(), key=lambda f: (f[1].exitcode == -signal.SIGTERM, f[1].timestamp)
+    )
+    worker, failure = failures[0]
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        return WorkerFailed(f"worker {worker} was ended by {name} (process {failure.pid})")
+    return WorkerFailed(f"worker {worker} ended with exit code {failure.exitcode}")

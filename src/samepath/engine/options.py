@@ -1,0 +1,185 @@
+"""What a run was asked to do, resolved and checked before anything is written.
+
+In: a recipe, what the command line said, and what an earlier run in the folder said. Out: Options.
+Guaranteed: options that shape the path cannot change on resume; those of length, workers and
+loading can.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from samepath.data import Source, as_source, seed_everything
+from samepath.engine.refuse import refuse_unsupported
+from samepath.engine.session import too_many_workers
+from samepath.errors import UserError
+from samepath.keys import key
+from samepath.plan import Plan
+from samepath.recipe import FoundRecipe, Recipe
+
+_MAY_CHANGE = ("epochs", "steps", "loader_workers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A run's resolved configuration, as `run.json` holds it."""
+
+    recipe: str
+    """What was typed: a built-in name or a path."""
+    identity: str
+    """The built-in name, or the SHA-256 of the recipe's file."""
+    batch_size: int
+    grain_size: int
+    seed: int
+    threads: int
+    """Threads per worker: kernels choose by it, so it shapes the path."""
+    exact: bool
+    autocast: str | None
+    clip_norm: float | None
+    num_examples: int
+    epochs: int
+    """Where the run ends, also when resumed."""
+    steps: int | None
+    """Where it ends if that comes first."""
+    loader_workers: int
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(
+            num_examples=self.num_examples,
+            batch_size=self.batch_size,
+            grain_size=self.grain_size,
+            seed=self.seed,
+        )
+
+    @property
+    def last_step(self) -> int:
+        end = self.epochs * self.plan.steps_per_epoch
+        return end if self.steps is None else min(end, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was said on the command line; None where nothing was."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    grain_size: int | None = None
+    seed: int | None = None
+    threads: int | None = None
+    exact: bool | None = None
+    loader_workers: int | None = None
+    said: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        said = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "said"}
+        object.__setattr__(self, "said", {n: v for n, v in said.items() if v is not None})
+        for name, value in self.said.items():
+            least = 0 if name in ("seed", "loader_workers", "exact", "steps") else 1
+            if value < least:
+                raise UserError(f"--{_flag(name)} {value}: it must be at least {least}")
+
+
+def _flag(name: str) -> str:
+    return {"grain_size": "grain"}.get(name, name).replace("_", "-")
+
+
+def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = None) -> Options:
+    """Options for a run; on resume, what is not said is what the earlier run had."""
+    recipe = found.recipe
+    options = Options(
+        recipe=found.name,
+        identity=found.identity,
+        batch_size=recipe.batch_size,
+        grain_size=recipe.grain_size,
+        seed=0,
+        threads=1,
+        exact=True,
+        autocast=None if recipe.autocast is None else str(recipe.autocast),
+        clip_norm=recipe.clip_norm,
+        num_examples=len(training_source(recipe)),
+        epochs=recipe.epochs,
+        steps=None,
+        loader_workers=recipe.loader_workers,
+    )
+    if earlier is not None:
+        said_before = {n: earlier[n] for n in Asked.__dataclass_fields__ if n in earlier}
+        options = replace(options, **said_before)
+    # a run of so many steps ends there, not at the recipe's number of epochs
+    if "steps" in asked.said and "epochs" not in asked.said:
+        per_epoch = -(-options.num_examples // (asked.batch_size or options.batch_size))
+        options = replace(options, epochs=max(options.epochs, -(-asked.said["steps"] // per_epoch)))
+    if "epochs" in asked.said and "steps" not in asked.said:
+        options = replace(options, steps=None)
+    options = replace(options, **asked.said)
+    if earlier is not None:
+        _refuse_changes(earlier, asdict(options))
+    try:
+        options.plan  # noqa: B018 - its checks are the point
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return options
+
+
+def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    changed = [
+        f"{name} (was {before.get(name)!r}, now {value!r})"
+        for name, value in now.items()
+        if name not in _MAY_CHANGE and name != "recipe" and before.get(name) != value
+    ]
+    if changed:
+        raise UserError(
+            "cannot resume: " + ", ".join(changed) + " would change the path; "
+            "leave it as it was, or start a new run with another --out"
+        )
+
+
+def training_source(recipe: Recipe) -> Source:
+    """The recipe's training data, for its length."""
+    return as_source(recipe.train, seed=0, collate=recipe.collate)
+
+
+def refuse_recipe(recipe: Recipe, options: Options, num_workers: int) -> None:
+    """Everything that can be found wrong before a worker is started."""
+    if num_workers < 1:
+        raise UserError(f"-n {num_workers}: at least one worker is needed")
+    if options.exact and num_workers > options.plan.num_grains:
+        raise too_many_workers(num_workers, options.batch_size, options.grain_size)
+    if num_workers > options.batch_size:
+        raise UserError(
+            f"{num_workers} workers, but a batch has only {options.batch_size} examples; "
+            f"use at most {options.batch_size} workers"
+        )
+    seed_everything(key("start", options.seed))
+    model = recipe.model()
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"model() returned {type(model).__name__}; return a torch.nn.Module")
+    optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"optimizer() returned {type(optimizer).__name__}; return a torch.optim.Optimizer"
+        )
+    refuse_unsupported(model, optimizer)
+    if recipe.valid is None and recipe.target is not None:
+        raise UserError("the recipe has a target but no validation data; give it `valid`")
+
+
+def versions() -> dict[str, str]:
+    """What the bits also depend on."""
+    import numpy as np
+
+    from samepath.version import __version__
+
+    return {
+        "samepath": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -1,0 +1,149 @@
+"""The way in for people who own their loop.
+
+In: the environment a launcher left (or none), a seed. Out: a Session, which prepares trainers.
+Starting one sets what the bits depend on: generators, threads, deterministic kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from samepath.data import seed_everything
+from samepath.engine.collective import Alone, Collective, Network
+from samepath.engine.environment import Place, read_place
+from samepath.engine.shared_memory import SharedMemory, same_machine
+from samepath.engine.trainer import Settings, Trainer
+from samepath.errors import UserError
+from samepath.keys import key
+
+Link = Literal["auto", "network"]
+TIMEOUT_SECONDS = 600.0
+
+
+def connect(
+    place: Place, device: torch.device, *, timeout_seconds: float = TIMEOUT_SECONDS, link: Link
+) -> Collective:
+    """The collective for this place: shared memory within a machine (on CPU), else the network."""
+    if place.num_workers == 1:
+        return Alone(device)
+    if place.one_machine and device.type == "cpu":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing to offer to other machines
+    network = Network(place, device, timeout_seconds)
+    if link == "auto" and device.type == "cpu" and same_machine(network):
+        with suppress(OSError):  # raised on all workers or none: no shared memory to be had
+            return SharedMemory(network, timeout_seconds)
+    return network
+
+
+def set_determinism(threads: int) -> None:
+    """Everything global that the bits depend on, apart from the generators."""
+    if threads < 1:
+        raise UserError(f"threads is {threads}; it must be at least 1")
+    torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, hides no difference
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
+class Session:
+    """This process's place in the run. Use it as a context, or call `close` at the end."""
+
+    def __init__(self, collective: Collective, *, seed: int, launcher: str) -> None:
+        self.collective = collective
+        self.seed = seed
+        self.launcher = launcher
+
+    @property
+    def worker(self) -> int:
+        return self.collective.worker
+
+    @property
+    def num_workers(self) -> int:
+        return self.collective.num_workers
+
+    @property
+    def device(self) -> torch.device:
+        return self.collective.device
+
+    @property
+    def is_first(self) -> bool:
+        """True on the worker that prints and writes."""
+        return self.worker == 0
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[nn.Module, Any], Tensor],
+        *,
+        batch_size: int,
+        grain_size: int,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        **settings: Any,
+    ) -> Trainer:
+        """A trainer for a model; further settings are those of `Settings`."""
+        if self.num_workers > -(-batch_size // grain_size) and settings.get("exact", True):
+            raise too_many_workers(self.num_workers, batch_size, grain_size)
+        made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
+        return Trainer(self.collective, model, optimizer, loss, made, schedule)
+
+    def close(self) -> None:
+        self.collective.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def too_many_workers(num_workers: int, batch_size: int, grain_size: int) -> UserError:
+    most = -(-batch_size // grain_size)
+    smaller = max(1, (batch_size - 1) // (num_workers - 1))
+    how = (
+        f"or a grain of {smaller}"
+        if -(-batch_size // smaller) >= num_workers
+        else "or a larger batch"
+    )
+    return UserError(
+        f"{num_workers} workers, but a batch of {batch_size} in grains of {grain_size} has only "
+        f"{most} {'grain' if most == 1 else 'grains'}; use at most {most} workers {how}"
+    )
+
+
+def start(
+    *,
+    seed: int = 0,
+    threads: int = 1,
+    device: str | None = None,
+    link: Link | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Session:
+    """Join the run this process belongs to: torchrun's, mpirun's, srun's, samepath's, or alone."""
+    place = read_place(os.environ)
+    if device is None:
+        device = f"cuda:{place.local_worker}" if torch.cuda.is_available() else "cpu"
+    target = torch.device(device)
+    if target.type == "cuda":
+        torch.cuda.set_device(target)
+    set_determinism(threads)
+    seed_everything(key("start", seed))
+    chosen: Any = link or os.environ.get("SAMEPATH_LINK", "auto")
+    if chosen not in ("auto", "network"):
+        raise UserError(f"link is {chosen!r}; use 'auto' or 'network'")
+    collective = connect(place, target, timeout_seconds=timeout_seconds, link=chosen)
+    return Session(collective, seed=seed, launcher=place.launcher)

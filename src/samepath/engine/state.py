@@ -1,0 +1,144 @@
+"""Everything a trainer remembers, as named tensors and JSON; and the digest that stands for it.
+
+In: a trainer. Out: a State, or a trainer put back into one.
+Guaranteed: equal digests mean equal bytes of weights, buffers and optimizer state; no pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samepath.engine.trainer import Trainer
+from samepath.errors import CheckpointDamaged, UserError
+
+
+@dataclass(frozen=True)
+class State:
+    """Tensors by name, and a JSON value that says where each belongs."""
+
+    tensors: dict[str, Tensor]
+    structure: dict[str, Any]
+
+
+def state_of(trainer: Trainer) -> State:
+    """The state of a trainer; its tensors are the trainer's own, not copies."""
+    tensors: dict[str, Tensor] = {}
+    model = trainer.model
+    persistent = model.state_dict()
+    buffers = {n: b for n, b in model.named_buffers() if n not in persistent}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    packed = trainer.optimizer.state_dict()
+    order = [
+        names[id(parameter)]
+        for group in trainer.optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    remembered = {order[index]: value for index, value in packed["state"].items()}
+    groups = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in packed["param_groups"]
+    ]
+    schedule = None if trainer.schedule is None else trainer.schedule.state_dict()
+    structure = {
+        "model": _encode(persistent, "model", tensors),
+        "buffers": _encode(buffers, "buffers", tensors),
+        "optimizer": _encode(remembered, "optimizer", tensors),
+        "groups": _encode(groups, "groups", tensors),
+        "schedule": _encode(schedule, "schedule", tensors),
+        "step": trainer.step_number,
+    }
+    return State(tensors, structure)
+
+
+def load_state(trainer: Trainer, state: State) -> None:
+    """Put a trainer into a state."""
+    structure = state.structure
+    try:
+        model = trainer.model
+        model.load_state_dict(_decode(structure["model"], state.tensors))
+        buffers = dict(model.named_buffers())
+        for name, value in _decode(structure["buffers"], state.tensors).items():
+            buffers[name].copy_(value)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        packed = trainer.optimizer.state_dict()
+        order = [
+            names[id(parameter)]
+            for group in trainer.optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        remembered = _decode(structure["optimizer"], state.tensors)
+        groups = _decode(structure["groups"], state.tensors)
+        for group, now in zip(groups, packed["param_groups"], strict=True):
+            group["params"] = now["params"]
+        trainer.optimizer.load_state_dict(
+            {
+                "state": {i: remembered[n] for i, n in enumerate(order) if n in remembered},
+                "param_groups": groups,
+            }
+        )
+        if trainer.schedule is not None and structure["schedule"] is not None:
+            trainer.schedule.load_state_dict(_decode(structure["schedule"], state.tensors))
+        trainer.step_number = int(structure["step"])
+    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        raise CheckpointDamaged(
+            f"the checkpoint does not fit this recipe's model and optimizer: {error}"
+        ) from error
+
+
+def digest(state: State) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of all tensors, and over the other values."""
+    total = hashlib.sha256()
+    for name in sorted(state.tensors):
+        tensor = state.tensors[name].detach()
+        total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        total.update(bytes_of(tensor))
+    rest = {k: v for k, v in state.structure.items() if k != "step"}
+    total.update(json.dumps(rest, sort_keys=True).encode())
+    return total.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes in row-major order, without a copy where it already lies so."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0)
+    return memoryview(array)
+
+
+def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON for a value; tensors go to `tensors` and leave their name behind."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"$tensor": name}
+    if isinstance(value, Mapping):
+        return {"$map": [[k, _encode(v, f"{name}/{k}", tensors)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        kind = "$tuple" if isinstance(value, tuple) else "$list"
+        return {kind: [_encode(v, f"{name}/{i}", tensors) for i, v in enumerate(value)]}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UserError(
+        f"{name} holds a {type(value).__name__}, which cannot be saved without pickle; "
+        "keep tensors, numbers, text, lists or dicts there"
+    )
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "$tensor":
+        return tensors[inner]
+    if kind == "$map":
+        return {k: _decode(v, tensors) for k, v in inner}
+    items = [_decode(v, tensors) for v in inner]
+    return tuple(items) if kind == "$tuple" else items

@@ -1,0 +1,160 @@
+"""Training a recipe from start to end: check, make the folder, start workers, report.
+
+In: what a person asked for. Out: a RunResult, and a run folder. Every command that trains calls
+`train`. Guaranteed: bad input raises before anything is written.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from samepath.engine.environment import read_place
+from samepath.engine.launch import Interrupted, launch
+from samepath.engine.loop import Display, Run, RunResult
+from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
+from samepath.engine.rundir import RunFolder, next_free
+from samepath.engine.session import start
+from samepath.errors import UserError
+from samepath.recipe import FoundRecipe, find_recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a person asked for."""
+
+    recipe: str
+    num_workers: int | Literal["auto"] = "auto"
+    asked: Asked = field(default_factory=Asked)
+    out: Path | None = None
+    """The run's folder; runs/<recipe>-<number> when not given."""
+    resume: bool = False
+    checkpoint_steps: int | None = None
+    """Save every so many steps, instead of every minute."""
+    command: tuple[str, ...] = ()
+    """The command line, for run.json."""
+    display: Callable[[Options, int], Display] | None = None
+    """Makes what worker 0 shows; must pickle."""
+    trace: Any = None
+    """For `verify`: called on every worker with the run before it starts; must pickle."""
+
+
+def available_workers() -> int:
+    """GPUs, or the cores this process may use."""
+    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+
+
+def train(request: Request) -> tuple[RunResult, Path]:
+    """Run a request; the result and the run's folder."""
+    found = find_recipe(request.recipe)
+    place = read_place(os.environ)
+    if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
+        request = replace(request, num_workers=_given_workers(request, place.num_workers))
+    request, options, folder = _prepare(request, found, writes=place.worker == 0)
+    if place.launcher != "alone" or request.num_workers == 1:
+        return _work(request, options, folder.path, found), folder.path
+    assert isinstance(request.num_workers, int)
+    try:
+        launch(_work, (request, options, folder.path), request.num_workers)
+    except Interrupted:
+        if folder.read()["status"] != "interrupted":
+            raise  # they had not come to a step they could stop after
+    return RunResult(**_unfinite(folder.read()["result"])), folder.path
+
+
+def _given_workers(request: Request, num_workers: int) -> int:
+    if request.num_workers not in ("auto", num_workers):
+        raise UserError(
+            f"-n {request.num_workers}, but the launcher started {num_workers} workers; "
+            "leave -n out under torchrun, mpirun and srun"
+        )
+    return num_workers
+
+
+def _prepare(
+    request: Request, found: FoundRecipe, *, writes: bool
+) -> tuple[Request, Options, RunFolder]:
+    """Check everything that can be checked, then make or reopen the folder."""
+    if request.resume and request.out is None:
+        raise UserError("--resume needs the run's folder; add --out FOLDER")
+    folder = RunFolder(request.out or next_free(request.recipe))
+    earlier = None
+    if request.resume:
+        earlier = folder.read()
+        before, now = earlier["starts"][-1]["versions"]["torch"], versions()["torch"]
+        if before != now:
+            print(
+                f"samepath: this run began with torch {before} and continues with {now}: "
+                "from here on the bits may differ from a run on one version",
+                file=sys.stderr,
+            )
+    elif writes:
+        folder.refuse_if_used()
+    options = resolve(found, request.asked, earlier and earlier["config"])
+    workers = request.num_workers
+    if workers == "auto":
+        most = options.plan.num_grains if options.exact else options.batch_size
+        workers = min(available_workers(), most)
+    refuse_recipe(found.recipe, options, workers)
+    if writes:
+        folder.write(options, list(request.command), earlier)
+    return replace(request, num_workers=workers), options, folder
+
+
+def _work(
+    request: Request, options: Options, path: Path, found: FoundRecipe | None = None
+) -> RunResult:
+    """One worker's whole life (all arguments but `found` cross a process border)."""
+    found = found or find_recipe(options.recipe)
+    with start(seed=options.seed, threads=options.threads) as session, stop_signals() as asked:
+        display = None
+        if request.display is not None and session.is_first:
+            display = request.display(options, session.num_workers)
+        run = Run(
+            found.recipe,
+            options,
+            session,
+            RunFolder(path),
+            display=display,
+            stop_asked=asked,
+            checkpoint_steps=request.checkpoint_steps,
+        )
+        if request.trace is not None:
+            request.trace(run)
+        if request.resume:
+            run.resume()
+        return run.go()
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """SIGINT and SIGTERM ask for a stop after the step; a second SIGINT does not wait for it."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _unfinite(result: dict[str, Any]) -> dict[str, Any]:
+    """run.json writes NaN and infinities as text; read them back as numbers."""
+    words = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+    return {k: words.get(v, v) if isinstance(v, str) else v for k, v in result.items()}

@@ -1,0 +1,53 @@
+"""The ways a run can end badly, each with the exit code the command line gives it.
+
+A message says what was given, which rule it breaks and what to type instead, in one line.
+"""
+
+from __future__ import annotations
+
+
+class SamepathError(Exception):
+    """Anything samepath stops for on purpose."""
+
+    exit_code = 1
+
+
+class UserError(SamepathError, ValueError):
+    """Something the person can change: exit code 2, nothing half-written."""
+
+    exit_code = 2
+
+
+class Diverged(SamepathError):
+    """The loss became NaN or infinite: exit code 3; the weights are those before that step."""
+
+    exit_code = 3
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(step, loss)  # both in args, so that it survives pickling between processes
+        self.step = step
+        self.loss = loss
+
+    def __str__(self) -> str:
+        return (
+            f"diverged: the loss became {self.loss} at step {self.step}; "
+            "the weights kept are those before that step"
+        )
+
+
+class WorkerFailed(SamepathError):
+    """A worker raised or died; the message carries its traceback or signal."""
+
+    exit_code = 1
+
+
+class WorkerLost(SamepathError):
+    """Another worker did not answer in time."""
+
+    exit_code = 1
+
+
+class CheckpointDamaged(SamepathError):
+    """A checkpoint does not match its checksum or cannot be read."""
+
+    exit_code = 1

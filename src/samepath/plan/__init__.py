@@ -1,0 +1,7 @@
+"""Pure arithmetic, no torch: which examples, which grains, which worker, in which order to add."""
+
+from samepath.plan.assignment import assign
+from samepath.plan.order import Batch, Plan, epoch_order
+from samepath.plan.tree import Reduction, reduction
+
+__all__ = ["Batch", "Plan", "Reduction", "assign", "epoch_order", "reduction"]

@@ -1,0 +1,169 @@
+"""What a user brings, and how it is found.
+
+In: a built-in name, or the path of a Python file with a `recipe()` function. Out: a checked Recipe.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from samepath.builtin import BUILT_IN
+from samepath.data import Draws
+from samepath.data.sources import Data
+from samepath.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A model, its data and how it is trained. Nothing in it may depend on the worker count."""
+
+    model: Callable[[], nn.Module]
+    """Makes the model. Called after every generator has been set from the seed."""
+    train: Data
+    """Training data: a tensor, a tuple of tensors, or a map-style Dataset."""
+    valid: Data | None = None
+    """Validation data, of the same kinds."""
+    loss: Callable[[nn.Module, Any], Tensor]
+    """loss(model, batch): the mean loss of the given examples, a scalar."""
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    """Makes the optimizer of the parameters that require gradients."""
+    batch_size: int
+    """Examples of one step, whatever the worker count."""
+    grain_size: int
+    """Examples computed at once; the number of grains in a batch is the most workers possible."""
+    epochs: int
+    """Passes over the training data."""
+    target: float | None = None
+    """Validation loss at which the run has done what it was for, and stops."""
+    schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    """Makes a learning-rate scheduler. ReduceLROnPlateau is given the validation loss."""
+    schedule_every: Literal["step", "epoch"] = "epoch"
+    """When the schedule advances."""
+    clip_norm: float | None = None
+    """Clip gradients to this global norm."""
+    weight: Callable[[Any], float] | None = None
+    """weight(batch): what a grain counts for in the batch's mean, when not its examples (the number
+    of valid labels, say). It is summed over the batch before any backward pass."""
+    augment: Callable[[Any, Draws], Any] | None = None
+    """augment(batch, draws): changes training examples, all of a grain at once, with numbers that
+    belong to (seed, epoch, example)."""
+    evaluate: Callable[[nn.Module, Any], Mapping[str, Tensor]] | None = None
+    """evaluate(model, batch): means over the given examples by name, "loss" among them. The loss
+    alone when not given."""
+    autocast: torch.dtype | None = None
+    """Run forward passes under torch.autocast with this dtype (torch.bfloat16)."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of a Dataset's items, when torch's default does not."""
+    loader_workers: int = 0
+    """Loader processes per worker, for Datasets. The bits do not depend on it."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "grain_size", "epochs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} is {value!r}; it must be a whole number, at least 1")
+        for name in ("model", "loss", "optimizer"):
+            if not callable(getattr(self, name)):
+                raise UserError(
+                    f"{name} is {type(getattr(self, name)).__name__}; it must be a function "
+                    f"that makes it (try {name}=lambda ...: ...)"
+                )
+        if isinstance(self.model, nn.Module):
+            raise UserError(
+                "model is a module; give a function that makes it, so that every worker "
+                "starts from the same seed (model=lambda: Net())"
+            )
+        if self.schedule_every not in ("step", "epoch"):
+            raise UserError(f"schedule_every is {self.schedule_every!r}; use 'step' or 'epoch'")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UserError(f"clip_norm is {self.clip_norm!r}; it must be above 0")
+        if self.autocast not in (None, torch.bfloat16):
+            raise UserError(f"autocast is {self.autocast}; use torch.bfloat16 or None")
+
+
+@dataclass(frozen=True)
+class FoundRecipe:
+    """A recipe, and where it came from."""
+
+    name: str
+    """What was typed."""
+    identity: str
+    """What a resumed run must match: the built-in name, or the file's SHA-256."""
+    recipe: Recipe
+
+
+def find_recipe(name: str) -> FoundRecipe:
+    """The recipe with a built-in name, or of a Python file."""
+    if name in BUILT_IN:
+        module_name, function, _ = BUILT_IN[name]
+        module = importlib.import_module(module_name)
+        return FoundRecipe(name, name, getattr(module, function)())
+    path = Path(name)
+    if path.suffix == ".py" or path.exists():
+        return _recipe_of_file(name, path)
+    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "built in are: " + ", ".join(BUILT_IN) + "."
+    raise UserError(
+        f"unknown recipe {name!r}; {hint} (a path to a Python file with a recipe() works too)"
+    )
+
+
+def _recipe_of_file(name: str, path: Path) -> FoundRecipe:
+    if not path.is_file():
+        raise UserError(f"recipe file {name!r} does not exist; check the path")
+    try:
+        identity = hashlib.sha256(path.read_bytes()).hexdigest()
+        module = _import_file(path)
+        function = getattr(module, "recipe", None)
+        made = None if function is None else function()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"recipe file {name!r} raised {_where(error, path)}") from error
+    if function is None:
+        raise UserError(f"recipe file {name!r} has no recipe() function; add one")
+    if not isinstance(made, Recipe):
+        raise UserError(
+            f"recipe() in {name!r} returned {type(made).__name__}; return a samepath.Recipe"
+        )
+    return FoundRecipe(name, identity, made)
+
+
+def _import_file(path: Path) -> ModuleType:
+    # Registered under a name of its own, so that data sets defined in it can be sent to loader
+    # processes; the file's folder is importable, as it is when the file is run as a script.
+    module_name = "samepath_recipe_" + path.stem
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"recipe file {str(path)!r} is not a Python file; give one ending in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _where(error: Exception, path: Path) -> str:
+    """The error with the user's own line, not ours."""
+    what = f"{type(error).__name__}: {error}".replace("\n", " ")
+    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+    if own:
+        return f"{what} (line {own[-1].lineno}: {own[-1].line})"
+    if isinstance(error, SyntaxError):
+        return f"{what} (line {error.lineno}: {(error.text or '').strip()})"
+    return what

@@ -1,0 +1,79 @@
+"""The promise, with real processes: 1, 2, 3 and 5 workers, over shared memory and over the network.
+
+One launch per worker count runs every case; each case is then a test of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samepath.engine.launch import launch
+from samepath.engine.session import Link, start
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cases import CASES, run
+
+Found = dict[str, dict[str, Any]]
+SETTINGS: list[tuple[int, Link]] = [
+    (1, "auto"),
+    (2, "auto"),
+    (3, "auto"),
+    (5, "auto"),
+    (2, "network"),
+    (3, "network"),
+    (5, "network"),
+]
+
+
+def run_all_cases(link: Link, folder: str) -> None:
+    """The body of every worker."""
+    with start(seed=7, link=link) as session:
+        kind = type(session.collective).__name__
+        found = {name: run(make, session) | {"kind": kind} for name, make in CASES.items()}
+        Path(folder, f"worker-{session.worker}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[Found]]:
+    """What every worker of every launch found."""
+    everything = {}
+    for num_workers, link in SETTINGS:
+        folder = tmp_path_factory.mktemp(f"{link}-{num_workers}")
+        launch(run_all_cases, (link, str(folder)), num_workers)
+        everything[num_workers, link] = [
+            json.loads((folder / f"worker-{worker}.json").read_text())
+            for worker in range(num_workers)
+        ]
+    return everything
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_bits_at_every_worker_count(
+    name: str, found: dict[tuple[int, str], list[Found]]
+) -> None:
+    (alone,) = found[1, "auto"]
+    expected = alone[name]
+    assert expected["learned"], "the case trains"
+    assert len(set(expected["digests"])) == len(expected["digests"]), "every step changes the state"
+    for (num_workers, link), workers in found.items():
+        for worker in workers:
+            where = f"{num_workers} workers, {link}"
+            assert worker[name]["digests"] == expected["digests"], where
+            assert worker[name]["losses"] == expected["losses"], where
+
+
+def test_links_are_what_they_say(found: dict[tuple[int, str], list[Found]]) -> None:
+    kinds = {key: workers[0]["dataset"]["kind"] for key, workers in found.items()}
+    assert kinds.pop((1, "auto")) == "Alone"
+    for (_, link), kind in kinds.items():
+        assert kind == ("SharedMemory" if link == "auto" else "Network")
+
+
+def test_loader_processes_do_not_change_bits(found: dict[tuple[int, str], list[Found]]) -> None:
+    (alone,) = found[1, "auto"]
+    assert alone["dataset"]["digests"] == alone["dataset_with_loader_processes"]["digests"]
