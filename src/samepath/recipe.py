@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from samepath.builtin import BUILT_IN
-from samepath.data import Draws
+from samepath.data import Draws, seed_everything
 from samepath.data.sources import Data
 from samepath.errors import UserError
+from samepath.keys import key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +127,14 @@ def _recipe_of_file(name: str, path: Path) -> FoundRecipe:
         raise UserError(f"recipe file {name!r} does not exist; check the path")
     try:
         identity = hashlib.sha256(path.read_bytes()).hexdigest()
+        seed_everything(key("recipe"))  # a recipe that splits its data unseeded splits it one way
         module = _import_file(path)
         function = getattr(module, "recipe", None)
         made = None if function is None else function()
     except UserError:
         raise
-    except Exception as error:
-        raise UserError(f"recipe file {name!r} raised {_where(error, path)}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"recipe file {name!r} raised {where(error, path)}") from error
     if function is None:
         raise UserError(f"recipe file {name!r} has no recipe() function; add one")
     if not isinstance(made, Recipe):
@@ -158,10 +160,11 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _where(error: Exception, path: Path) -> str:
+def where(error: BaseException, path: Path) -> str:
     """The error with the user's own line, not ours."""
     what = f"{type(error).__name__}: {error}".replace("\n", " ")
-    own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if path.is_file() and Path(f.filename).resolve() == path.resolve()]
     if own:
         return f"{what} (line {own[-1].lineno}: {own[-1].line})"
     if isinstance(error, SyntaxError):

@@ -96,10 +96,11 @@ def made(
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=lr, momentum=0.9, weight_decay=0.01
     )
-    settings = {"batch_size": 14, "grain_size": 2, "loss": classify} | settings
-    loss = settings.pop("loss")
+    loss = settings.pop("loss", classify)
     schedule = settings.pop("make_schedule", lambda _: None)(optimizer)
-    trainer = session.prepare(model, optimizer, loss, schedule=schedule, **settings)
+    trainer = session.prepare(
+        model, optimizer, loss, batch_size=14, grain_size=2, schedule=schedule, **settings
+    )
     return Case(trainer, data)
 
 
@@ -278,7 +279,10 @@ def mixed_types_and_layouts(session: Session) -> Case:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+            self.conv = nn.Conv2d(3, 5, 3)
+            self.conv.weight.data = self.conv.weight.data.contiguous(
+                memory_format=torch.channels_last
+            )
             self.head = nn.Linear(5 * 16, 4).bfloat16()
 
         def forward(self, inputs: Tensor) -> Tensor:

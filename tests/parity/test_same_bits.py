@@ -41,7 +41,7 @@ def run_all_cases(link: Link, folder: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[Found]]:
     """What every worker of every launch found."""
-    everything = {}
+    everything: dict[tuple[int, str], list[Found]] = {}
     for num_workers, link in SETTINGS:
         folder = tmp_path_factory.mktemp(f"{link}-{num_workers}")
         launch(run_all_cases, (link, str(folder)), num_workers)

@@ -22,7 +22,7 @@ workers_option = click.option(
 def parse_workers(text: str) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise UserError(f"-n {text}: give a whole number, at least 1, or 'auto'")
     return int(text)
 
@@ -30,7 +30,7 @@ def parse_workers(text: str) -> int | Literal["auto"]:
 def parse_counts(text: str) -> list[int]:
     """'1,2,3' as numbers."""
     parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise UserError(f"-n {text}: give worker counts separated by commas, such as 1,2,3")
     return [int(part) for part in parts]
 

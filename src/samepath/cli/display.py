@@ -54,8 +54,6 @@ class LiveDisplay(Display):
             completed=steps,
             facts=f"loss {result.loss:.5g}  {rate:.0f} examples/s",
         )
-        if steps >= self._options.last_step:
-            self._progress.stop()
 
     def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
         """A line now and then where there is no terminal to draw on."""
@@ -68,6 +66,10 @@ class LiveDisplay(Display):
             file=sys.stderr,
             flush=True,
         )
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()  # gives the cursor back
 
     def note(self, text: str) -> None:
         print(f"samepath: {text}", file=sys.stderr, flush=True)

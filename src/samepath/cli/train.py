@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -59,6 +61,7 @@ def train(
       samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
     """
     from samepath.cli.display import LiveDisplay
+    from samepath.engine.environment import read_place
     from samepath.engine.options import Asked
     from samepath.engine.train import Request
     from samepath.engine.train import train as train_request
@@ -85,11 +88,14 @@ def train(
             display=None if as_json else LiveDisplay,
         )
     )
-    if as_json:
-        print_json({**asdict(result), "run": str(folder)})
-    elif result.num_workers:
-        _summary(recipe, folder, asdict(result))
-    return {"diverged": 3, "interrupted": 130}.get(result.status, 0)
+    if read_place(os.environ).worker == 0:  # under mpirun every worker comes here
+        if as_json:
+            print_json({**asdict(result), "run": str(folder)})
+        else:
+            _summary(recipe, folder, asdict(result))
+    if result.status == "interrupted":
+        return 128 + (result.signal or signal.SIGINT)
+    return 3 if result.status == "diverged" else 0
 
 
 def _summary(recipe: str, folder: Path, result: dict[str, object]) -> None:

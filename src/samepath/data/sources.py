@@ -9,9 +9,11 @@ memory alignment (which some kernels choose by) is the same wherever it is compu
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ class GrainRequest:
     examples: NDArray[np.int64]
 
 
+@runtime_checkable
 class Source(Protocol):
     """Anything that can hand out grains by example number."""
 
@@ -44,16 +47,20 @@ class Source(Protocol):
         ...
 
 
+def _rows(size: tuple[int, ...]) -> str:
+    return f"{size[0]} rows" if size else "no rows"
+
+
 class TensorSource:
     """Tensors in memory, indexed at once. A grain of one tensor is a tensor, of several a tuple."""
 
     def __init__(self, tensors: Tensor | Sequence[Tensor]) -> None:
         self._single = isinstance(tensors, Tensor)
         self._tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-        sizes = sorted({len(tensor) for tensor in self._tensors})
-        if len(sizes) != 1:
+        sizes = sorted({tuple(tensor.shape[:1]) for tensor in self._tensors})
+        if len(sizes) != 1 or not sizes[0]:
             raise UserError(
-                f"the data's tensors have different lengths {sizes}; "
+                f"the data's tensors have {' and '.join(_rows(size) for size in sizes)}; "
                 "give tensors with one row per example"
             )
 
@@ -80,14 +87,18 @@ class _KeyedDataset(Dataset[Any]):
         return self.dataset[example]
 
 
-class _LoaderThreads:
-    """Gives loader processes the plan's thread count (a class: it must pickle)."""
+class _LoaderStart:
+    """What a loader process does first (a class: it must pickle)."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
     def __call__(self, _worker: int) -> None:
         torch.set_num_threads(self.threads)
+        # Ctrl-C and Slurm's preemption reach every process; the worker stops after its step, and
+        # until then it needs its loaders. They end when it does.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class DatasetSource:
@@ -118,17 +129,19 @@ class DatasetSource:
         self._pin_memory = pin_memory
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]
+        return len(self._dataset)
 
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
         several = self._loader_workers > 0
         loader: DataLoader[Any] = DataLoader(
             _KeyedDataset(self._dataset, self._seed),
-            batch_sampler=([(r.epoch, int(e)) for e in r.examples] for r in requests),  # type: ignore[arg-type]
+            batch_sampler=([(r.epoch, int(e)) for e in r.examples] for r in requests),
             num_workers=self._loader_workers,
             collate_fn=self._collate,
             pin_memory=self._pin_memory,
-            worker_init_fn=_LoaderThreads(self._threads) if several else None,
+            worker_init_fn=_LoaderStart(self._threads) if several else None,
+            # torch's own default on Linux; a worker's is forkserver, which imports torch anew
+            multiprocessing_context="fork" if several and sys.platform == "linux" else None,
         )
         yield from loader
 
@@ -149,7 +162,7 @@ def as_source(
         return TensorSource(data.tensors)
     if isinstance(data, (tuple, list)) and data and all(isinstance(t, Tensor) for t in data):
         return TensorSource(data)
-    if hasattr(data, "load"):
+    if isinstance(data, Source):
         return data
     if isinstance(data, Dataset) or hasattr(data, "__getitem__"):
         return DatasetSource(

@@ -76,9 +76,10 @@ class BufferMerge:
             module._buffers[name] = original
         for index, tensor in changes.items():
             self._changed[index] = 1
-            if not self._is_float[index]:
-                if not torch.equal(self._counters.setdefault(index, tensor), tensor):
-                    self._refuse(index)
+            if self._is_float[index]:
+                continue
+            if not torch.equal(self._counters.setdefault(index, tensor), tensor):
+                self._refuse(index)
         self._changes.append(changes)
         self._scales.append(scale)
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,10 @@ def save(folder: Path, state: State, progress: dict[str, Any]) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{state.structure['step']:08d}"
     fingerprint = digest(state)
-    if path.exists():  # the same step again: a run that was resumed and stopped at once
-        shutil.rmtree(path)
+    with suppress(CheckpointDamaged):
+        there = load(path)  # the same step again: a run that was resumed and stopped at once
+        if (there.digest, there.progress) == (fingerprint, progress):
+            return fingerprint
     aside = folder / (path.name + ".part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -83,6 +86,7 @@ def save(folder: Path, state: State, progress: dict[str, Any]) -> str:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
     sync_folder(aside)
+    shutil.rmtree(path, ignore_errors=True)
     aside.rename(path)
     sync_folder(folder)
     for old in list_checkpoints(folder)[:-KEEP]:

@@ -59,9 +59,12 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
         with torch.no_grad():
             for (number, examples), data in zip(mine.items(), source.load(requests()), strict=True):
                 data = to_device(data, collective.device)
+                trainer.watch("valid", number, data)
                 seed_everything(key("evaluate", trainer.settings.seed, number))
                 with trainer.forward_context():
                     found.append(_metrics(trainer, data))
+                trainer.watch("metrics", number, found[-1])
+                trainer.watch("done", number, None)
                 weigh = trainer.settings.weight
                 weights.append(len(examples) if weigh is None else float(weigh(data)))
     finally:

@@ -31,6 +31,14 @@ from samepath.engine.environment import LOOPBACK
 from samepath.errors import SamepathError, UserError, WorkerFailed, WorkerLost
 
 SHUTDOWN_SECONDS = 30
+CAUSE_SECONDS = 2.0
+"""How long a worker that lost another stays, so that torch's agent, which looks at one failure and
+ends the rest, sees the one that was lost first."""
+_TALKATIVE = (
+    "torch.distributed",
+    "torch.distributed.elastic.agent.server.api",  # has a level of its own
+    "torch.multiprocessing.spawn",
+)
 
 
 class Interrupted(SamepathError):
@@ -38,16 +46,24 @@ class Interrupted(SamepathError):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self.number = number
         self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.number).name}"
 
 
 def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: int) -> None:
     """Run a module-level function on so many workers of this machine."""
     # Forked from a server that has imported torch once and started no thread
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["samepath.engine.session"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["samepath.engine.train", "torch._inductor.config"]  # use_deterministic_algorithms needs it
+    )
     with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
         try:
-            _elastic(num_workers, _reporting, "forkserver")(function, tuple(arguments), reports)
+            _elastic(num_workers, _reporting, "forkserver", reports)(
+                function, tuple(arguments), reports
+            )
         except ChildFailedError as error:
             raise _first_report(Path(reports), error) from None
         except SignalException as error:
@@ -56,21 +72,23 @@ def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: 
 
 def launch_script(command: Sequence[str], num_workers: int) -> None:
     """Run a Python script with its arguments on so many workers of this machine."""
-    try:
-        _elastic(num_workers, sys.executable, "spawn")("-u", *command)
-    except ChildFailedError as error:
-        raise _describe(error) from None
-    except SignalException as error:
-        raise Interrupted(int(error.sigval)) from None
+    with tempfile.TemporaryDirectory(prefix="samepath-") as logs:
+        try:
+            _elastic(num_workers, sys.executable, "spawn", logs)("-u", *command)
+        except ChildFailedError as error:
+            raise _describe(error) from None
+        except SignalException as error:
+            raise Interrupted(int(error.sigval)) from None
 
 
 def _elastic(
-    num_workers: int, entrypoint: Callable[..., Any] | str, start_method: str
+    num_workers: int, entrypoint: Callable[..., Any] | str, start_method: str, logs: str
 ) -> elastic_launch:
     # A restart with a shared store mostly hangs (a fault of torch); ours is a store of its own
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # we report, in fewer words
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # we report, in fewer words
     warnings.filterwarnings("ignore", module="torch.distributed.elastic")
     config = LaunchConfig(
         min_nodes=1,
@@ -83,7 +101,7 @@ def _elastic(
         max_restarts=0,
         monitor_interval=0.1,
         start_method=start_method,
-        logs_specs=DefaultLogsSpecs(),
+        logs_specs=DefaultLogsSpecs(log_dir=logs),
         shutdown_timeout=SHUTDOWN_SECONDS,
     )
     return elastic_launch(config, entrypoint)
@@ -91,6 +109,7 @@ def _elastic(
 
 def _reporting(function: Callable[..., Any], arguments: tuple[Any, ...], reports: str) -> None:
     """Run in a worker: what it raises is left where the launcher finds it."""
+    os.setpgid(0, 0)  # Ctrl-C reaches the launcher alone, which passes it on: once
     try:
         function(*arguments)
     except BaseException as error:
@@ -100,11 +119,14 @@ def _reporting(function: Callable[..., Any], arguments: tuple[Any, ...], reports
             "time": time.time(),
             "exit_code": getattr(error, "exit_code", 1),
             "user": isinstance(error, UserError),
+            "signal": error.number if isinstance(error, Interrupted) else None,
             "secondary": isinstance(error, WorkerLost),
             "message": str(error),
             "traceback": traceback.format_exc(),
         }
         (Path(reports) / f"worker-{worker}.json").write_text(json.dumps(report))
+        if report["secondary"]:
+            time.sleep(CAUSE_SECONDS)
         raise
 
 
@@ -115,6 +137,8 @@ def _first_report(reports: Path, error: ChildFailedError) -> SamepathError:
     if not causes:
         return _describe(error)
     first = causes[0]
+    if first["signal"]:
+        return Interrupted(first["signal"])
     if first["user"]:
         return UserError(first["message"])
     return WorkerFailed(f"worker {first['worker']} failed:\n{first['traceback'].rstrip()}")

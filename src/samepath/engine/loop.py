@@ -48,6 +48,8 @@ class RunResult:
     examples_per_second: float | None
     seconds: float
     message: str = ""
+    signal: int | None = None
+    """Which signal interrupted it, where this process was told."""
 
 
 @dataclass
@@ -77,6 +79,8 @@ class Display(Protocol):
 
     def note(self, text: str) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Silent:
     """Shows nothing."""
@@ -86,6 +90,8 @@ class Silent:
     def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def make_trainer(recipe: Recipe, options: Options, session: Session) -> Trainer:
@@ -123,7 +129,7 @@ class Run:
         folder: RunFolder | None,
         *,
         display: Display | None = None,
-        stop_asked: Callable[[], bool] = lambda: False,
+        stop_asked: Callable[[], int] = lambda: 0,
         after_step: Callable[[Trainer], None] | None = None,
         checkpoint_steps: int | None = None,
     ) -> None:
@@ -163,6 +169,10 @@ class Run:
             status = self._steps()
         except Diverged as error:
             status, message = "diverged", str(error)
+        finally:
+            self.display.close()
+            if self.writes is not None:
+                self.writes.close_metrics()
         self._save()
         self._final_evaluation(status)
         seconds = time.perf_counter() - started
@@ -182,9 +192,9 @@ class Run:
             else None,
             seconds=seconds,
             message=message,
+            signal=(self.stop_asked() or None) if status == "interrupted" else None,
         )
         if self.writes is not None:
-            self.writes.close_metrics()
             self.writes.write_result(result)
         return result
 
@@ -198,7 +208,7 @@ class Run:
             if trainer.step_number % per_epoch == 0:
                 self.progress.epoch_loss, self.progress.epoch_examples = 0.0, 0
             began = time.perf_counter()
-            result = trainer.step(share, stop=self.stop_asked())
+            result = trainer.step(share, stop=self.stop_asked() != 0)
             self._step_seconds.append(time.perf_counter() - began)
             self._examples += result.num_examples
             self.progress.add(result)

@@ -8,7 +8,9 @@ loading can.
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from samepath.engine.session import too_many_workers
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Plan
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import FoundRecipe, Recipe, where
 
 _MAY_CHANGE = ("epochs", "steps", "loader_workers")
 
@@ -119,6 +121,8 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
     options = replace(options, **asked.said)
     if earlier is not None:
         _refuse_changes(earlier, asdict(options))
+    if not options.num_examples:
+        raise UserError("the training data is empty; give some examples")
     try:
         options.plan  # noqa: B018 - its checks are the point
     except ValueError as error:
@@ -156,17 +160,38 @@ def refuse_recipe(recipe: Recipe, options: Options, num_workers: int) -> None:
             f"use at most {options.batch_size} workers"
         )
     seed_everything(key("start", options.seed))
-    model = recipe.model()
+    model = _made("model", options, recipe.model)
     if not isinstance(model, torch.nn.Module):
         raise UserError(f"model() returned {type(model).__name__}; return a torch.nn.Module")
-    optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise UserError("no parameter of the model requires a gradient; unfreeze some")
+    optimizer = _made("optimizer", options, recipe.optimizer, iter(trained))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(
             f"optimizer() returned {type(optimizer).__name__}; return a torch.optim.Optimizer"
         )
     refuse_unsupported(model, optimizer)
+    schedule = None
+    if recipe.schedule is not None:
+        schedule = _made("schedule", options, recipe.schedule, optimizer)
     if recipe.valid is None and recipe.target is not None:
         raise UserError("the recipe has a target but no validation data; give it `valid`")
+    if recipe.valid is None and isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UserError("ReduceLROnPlateau needs validation data; give the recipe `valid`")
+    if recipe.valid is not None and not len(as_source(recipe.valid, seed=0)):
+        raise UserError("the validation data is empty; give some examples, or leave `valid` out")
+
+
+def _made(what: str, options: Options, make: Callable[..., Any], *arguments: Any) -> Any:
+    """What one of the recipe's functions makes, or an error with the recipe's own line."""
+    try:
+        return make(*arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        text = where(error, Path(options.recipe))
+        raise UserError(f"{what}() of {options.recipe!r} raised {text}") from error
 
 
 def versions() -> dict[str, str]:

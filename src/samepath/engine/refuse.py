@@ -28,10 +28,7 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
             raise UserError(f"{where} synchronises workers by itself; {instead}, samepath does it")
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise UserError(f"{where} makes sparse gradients; set sparse=False")
-        if (
-            isinstance(module, nn.modules.lazy.LazyModuleMixin)
-            and module.has_uninitialized_params()
-        ):
+        if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
             raise UserError(
                 f"{where} has no weights before its first forward pass; run one example through "
                 "the model in the recipe's model()"

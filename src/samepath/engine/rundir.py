@@ -75,10 +75,20 @@ class RunFolder:
 
     def write(self, options: Options, command: list[str], earlier: dict[str, Any] | None) -> None:
         """Begin or continue a run."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"--out {self.path} cannot be made ({error.strerror}); give another folder"
+            ) from None
         began = {"command": command, "versions": versions(), "time": time.time()}
         starts = [*(earlier or {}).get("starts", []), began]
         content = {"status": "running", "config": asdict(options), "starts": starts, "result": None}
+        checkpoint.write_atomically(self.path / "run.json", _dumps(content) + "\n")
+
+    def write_status(self, status: str) -> None:
+        """The run ended without a result."""
+        content = self.read() | {"status": status}
         checkpoint.write_atomically(self.path / "run.json", _dumps(content) + "\n")
 
     def write_result(self, result: RunResult) -> None:
@@ -110,8 +120,9 @@ class RunFolder:
             self._metrics.flush()
 
     def close_metrics(self) -> None:
-        assert self._metrics is not None
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
 
     def read_metrics(self) -> list[dict[str, Any]]:
         lines = (self.path / "metrics.jsonl").read_text().splitlines()

@@ -6,6 +6,7 @@ Starting one sets what the bits depend on: generators, threads, deterministic ke
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import deterministic
 
 from samepath.data import seed_everything
 from samepath.engine.collective import Alone, Collective, Network
@@ -49,7 +51,8 @@ def set_determinism(threads: int) -> None:
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, hides no difference
+    # Filling fresh memory costs time and hides no difference
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
 
@@ -95,6 +98,11 @@ class Session:
             raise too_many_workers(self.num_workers, batch_size, grain_size)
         made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
         return Trainer(self.collective, model, optimizer, loss, made, schedule)
+
+    def print(self, *words: object) -> None:
+        """Print on the first worker only."""
+        if self.is_first:
+            print(*words, flush=True)
 
     def close(self) -> None:
         self.collective.close()
@@ -146,4 +154,5 @@ def start(
     if chosen not in ("auto", "network"):
         raise UserError(f"link is {chosen!r}; use 'auto' or 'network'")
     collective = connect(place, target, timeout_seconds=timeout_seconds, link=chosen)
+    atexit.register(collective.close)  # for scripts that just end; closing twice does nothing
     return Session(collective, seed=seed, launcher=place.launcher)

@@ -10,14 +10,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from samepath.engine.trainer import Trainer
 from samepath.errors import CheckpointDamaged, UserError
+
+if TYPE_CHECKING:
+    from samepath.engine.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,7 @@ def digest(state: State) -> str:
 def bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's bytes in row-major order, without a copy where it already lies so."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0)
-    return memoryview(array)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

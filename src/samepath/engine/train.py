@@ -44,8 +44,6 @@ class Request:
     """The command line, for run.json."""
     display: Callable[[Options, int], Display] | None = None
     """Makes what worker 0 shows; must pickle."""
-    trace: Any = None
-    """For `verify`: called on every worker with the run before it starts; must pickle."""
 
 
 def available_workers() -> int:
@@ -60,15 +58,28 @@ def train(request: Request) -> tuple[RunResult, Path]:
     if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
         request = replace(request, num_workers=_given_workers(request, place.num_workers))
     request, options, folder = _prepare(request, found, writes=place.worker == 0)
-    if place.launcher != "alone" or request.num_workers == 1:
-        return _work(request, options, folder.path, found), folder.path
-    assert isinstance(request.num_workers, int)
     try:
-        launch(_work, (request, options, folder.path), request.num_workers)
-    except Interrupted:
+        if place.launcher != "alone" or request.num_workers == 1:
+            return _work(request, options, folder.path, found), folder.path
+        return _launch(request, options, folder), folder.path
+    except BaseException as error:
+        if place.worker == 0:
+            stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
+            folder.write_status("interrupted" if stopped else "failed")
+        raise
+
+
+def _launch(request: Request, options: Options, folder: RunFolder) -> RunResult:
+    """Run it on workers of our own."""
+    assert isinstance(request.num_workers, int)
+    number = None
+    try:
+        launch(_launched, (request, options, folder.path), request.num_workers)
+    except Interrupted as error:
+        number = error.number
         if folder.read()["status"] != "interrupted":
             raise  # they had not come to a step they could stop after
-    return RunResult(**_unfinite(folder.read()["result"])), folder.path
+    return replace(RunResult(**_unfinite(folder.read()["result"])), signal=number)
 
 
 def _given_workers(request: Request, num_workers: int) -> int:
@@ -100,10 +111,9 @@ def _prepare(
     elif writes:
         folder.refuse_if_used()
     options = resolve(found, request.asked, earlier and earlier["config"])
-    workers = request.num_workers
-    if workers == "auto":
-        most = options.plan.num_grains if options.exact else options.batch_size
-        workers = min(available_workers(), most)
+    most = options.plan.num_grains if options.exact else options.batch_size
+    asked = request.num_workers
+    workers = asked if isinstance(asked, int) else min(available_workers(), most)
     refuse_recipe(found.recipe, options, workers)
     if writes:
         folder.write(options, list(request.command), earlier)
@@ -128,23 +138,30 @@ def _work(
             stop_asked=asked,
             checkpoint_steps=request.checkpoint_steps,
         )
-        if request.trace is not None:
-            request.trace(run)
         if request.resume:
             run.resume()
         return run.go()
 
 
+def _launched(request: Request, options: Options, path: Path) -> None:
+    """A worker's life under our launcher. One that was stopped must not return: torch's agent has
+    passed the signal on and listens no more, and a worker that returns waits for it to."""
+    result = _work(request, options, path)
+    if result.status == "interrupted":
+        raise Interrupted(result.signal or signal.SIGINT)
+
+
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """SIGINT and SIGTERM ask for a stop after the step; a second SIGINT does not wait for it."""
-    asked = False
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """SIGINT and SIGTERM ask for a stop after the step; a second SIGINT does not wait for it.
+    Which one asked, or 0."""
+    asked = 0
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
-        asked = True
+        asked = number
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,10 +24,12 @@ from torch import Tensor, nn
 from samepath.data import Draws, GrainRequest, Source, as_source, seed_everything
 from samepath.data.sources import Data
 from samepath.engine.buffers import BufferMerge
+from samepath.engine.checkpoint import load_newest, save
 from samepath.engine.collective import Collective
 from samepath.engine.evaluation import evaluate, to_device
 from samepath.engine.gradients import GradientSum
 from samepath.engine.refuse import refuse_unsupported
+from samepath.engine.state import digest, load_state, state_of
 from samepath.errors import Diverged, UserError
 from samepath.keys import key
 from samepath.plan import Batch, Plan, Reduction, reduction
@@ -85,6 +89,10 @@ class StepResult:
     """Some worker was asked to stop."""
 
 
+def _unwatched(point: str, grain: int, value: Any) -> None:
+    """Nobody looks."""
+
+
 class Trainer:
     """A model being trained. Made by `Session.prepare`."""
 
@@ -105,6 +113,8 @@ class Trainer:
         self.settings = settings
         self.schedule = schedule
         self.step_number = 0
+        self.watch: Callable[[str, int, Any], None] = _unwatched
+        """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
         for tensor in (*model.parameters(), *model.buffers()):
             collective.broadcast(
                 tensor.data
@@ -134,13 +144,12 @@ class Trainer:
         )
 
     def batches(self, data: Data, epoch: int) -> Iterator[Share]:
-        """The batches of one epoch, from where the trainer stands if it is inside it."""
+        """The batches of one epoch that have not been trained on yet."""
         source = self.source(data)
         per_epoch = self.plan(source).steps_per_epoch
-        first = epoch * per_epoch
-        if first < self.step_number < first + per_epoch:
-            first = self.step_number
-        return self.stream(source, first, (epoch + 1) * per_epoch)
+        return self.stream(
+            source, max(epoch * per_epoch, self.step_number), (epoch + 1) * per_epoch
+        )
 
     def stream(self, source: Source, first: int, stop: int) -> Iterator[Share]:
         """The batches of steps first to stop, each with this worker's grains."""
@@ -277,13 +286,17 @@ class Trainer:
     ) -> Tensor:
         """Forward and backward of one grain."""
         data = self._to_device(data)
+        self.watch("loaded", number, data)
+        self.watch("weight", number, scale)
         seed = self.settings.seed
         if self.settings.augment is not None:
             draws = Draws(seed=seed, epoch=batch.epoch, examples=examples)
             data = self.settings.augment(data, draws)
+            self.watch("augmented", number, data)
         seed_everything(key("grain", seed, batch.step, number))
         with self.forward_context():
             loss = self.loss(self.model, data)
+        self.watch("loss", number, loss)
         if loss.numel() != 1:
             raise UserError(
                 f"the loss of a grain has shape {tuple(loss.shape)}; return the mean over its "
@@ -292,6 +305,7 @@ class Trainer:
         gradients.before_backward()
         if scale:  # a grain that counts for nothing may have no loss to speak of (0 / 0)
             loss.backward(torch.full_like(loss, scale))
+        self.watch("done", number, None)
         gradients.after_backward()
         self._buffers.after_grain(scale)
         return loss.detach().reshape(())
@@ -323,6 +337,26 @@ class Trainer:
     def evaluate(self, data: Data) -> dict[str, float]:
         """Means over validation data, the same bits at every worker count."""
         return evaluate(self, self.source(data))
+
+    # ---- state
+
+    def digest(self) -> str:
+        """SHA-256 of weights, buffers and optimizer state: equal digests, equal training."""
+        return digest(state_of(self))
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint (call it on every worker; one writes)."""
+        if self.collective.worker == 0:
+            save(Path(folder), state_of(self), {})
+
+    def resume(self, folder: str | Path) -> bool:
+        """Go on from the newest good checkpoint, at any worker count; False if there is none.
+
+        `batches` then skips what has been trained on."""
+        found = load_newest(Path(folder), warnings.warn)
+        if found is not None:
+            load_state(self, found.state)
+        return found is not None
 
     def forward_context(self) -> AbstractContextManager[Any]:
         if self.settings.autocast is None:

@@ -20,7 +20,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class DigitsNet(nn.Sequential):
-    """Three convolutions and two dense layers, 130,000 parameters."""
+    """Three convolutions and a dense layer, 58,000 parameters."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ def shift(batch: Batch, draws: Draws) -> Batch:
 
 
 def digits() -> Recipe:
-    """The recipe: batches of 128 in grains of 16."""
+    """The recipe: batches of 256 in grains of 32."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16.0
     labels = torch.tensor(data.target, dtype=torch.int64)
@@ -81,9 +81,9 @@ def digits() -> Recipe:
         loss=loss,
         evaluate=evaluate,
         augment=shift,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.01),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.01),
         schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5),
-        batch_size=128,
-        grain_size=16,
+        batch_size=256,
+        grain_size=32,
         epochs=20,
     )

@@ -1,0 +1,114 @@
+"""What is compared: three models, and four ways to take one training step with them.
+
+Everyone gets the same data in memory, the same optimizer and the same global batch. Each way is a
+function that takes one step; nothing is shared between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from samepath.data import TensorSource
+from samepath.engine.collective import Collective
+from samepath.engine.trainer import Settings, Trainer
+from samepath.recipe import find_recipe
+from samepath.recipes.resnet import ResNet
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model with its data and settings."""
+
+    model: Callable[[], nn.Module]
+    data: Any
+    loss: Callable[[nn.Module, Any], Tensor]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    batch_size: int
+    grain_size: int
+
+
+def job(name: str) -> Job:
+    """nodules, digits (both without augmentation, which DDP's loop would not have) or resnet18."""
+    if name == "resnet18":
+        made = torch.Generator().manual_seed(0)
+        images = torch.randn(512, 3, 32, 32, generator=made)
+        labels = torch.randint(0, 10, (512,), generator=made)
+        return Job(
+            ResNet,
+            (images, labels),
+            lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+            batch_size=32,
+            grain_size=8,
+        )
+    recipe = find_recipe(name).recipe
+    return Job(
+        recipe.model,
+        recipe.train,
+        recipe.loss,
+        recipe.optimizer,
+        recipe.batch_size,
+        recipe.grain_size,
+    )
+
+
+def samepath_step(
+    the_job: Job, collective: Collective, *, exact: bool = True, grain: int | None = None
+) -> Step:
+    """samepath's trainer."""
+    torch.manual_seed(0)
+    model = the_job.model()
+    settings = Settings(
+        batch_size=the_job.batch_size, grain_size=grain or the_job.grain_size, exact=exact
+    )
+    optimizer = the_job.optimizer(model.parameters())
+    trainer = Trainer(collective, model, optimizer, the_job.loss, settings)
+    shares = trainer.stream(trainer.source(the_job.data), 0, 1 << 40)
+    return lambda: (trainer.step(next(shares)), None)[1]
+
+
+def plain_step(the_job: Job) -> Step:
+    """The loop everyone writes, the whole batch at once."""
+    return _loop(the_job, the_job.model, 0, 1)
+
+
+def ddp_step(the_job: Job, worker: int, num_workers: int) -> Step:
+    """DistributedDataParallel, an even share per worker."""
+
+    def wrapped() -> nn.Module:
+        return DistributedDataParallel(the_job.model(), gradient_as_bucket_view=True)
+
+    return _loop(the_job, wrapped, worker, num_workers)
+
+
+def _loop(the_job: Job, make: Callable[[], nn.Module], worker: int, num_workers: int) -> Step:
+    torch.manual_seed(0)
+    model = make()
+    optimizer = the_job.optimizer(model.parameters())
+    source = TensorSource(the_job.data)
+    size = the_job.batch_size
+    tensors = source._tensors
+    order = torch.randperm(len(source))
+    positions = itertools.cycle(range(0, len(source) - size + 1, size))
+
+    def step() -> None:
+        place = next(positions)
+        index = order[place : place + size].tensor_split(num_workers)[worker]
+        grain = tuple(tensor.index_select(0, index) for tensor in tensors)
+        optimizer.zero_grad(set_to_none=True)
+        loss = the_job.loss(model, grain[0] if source._single else grain)
+        loss.backward()
+        optimizer.step()
+        loss.item()  # people look at the loss
+
+    return step

@@ -1,0 +1,29 @@
+"""Write docs/commands.md from the commands' own help. A test checks that it is up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from samepath.cli.main import cli
+
+HEAD = """# Commands
+
+Written by `scripts/write_command_docs.py` from `--help`; do not edit.
+Exit codes: 0 done, 1 failed (for `verify`: the bits differ), 2 bad input, 3 diverged,
+130 stopped by Ctrl-C, 143 by SIGTERM.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for name, command in sorted(cli.commands.items()):
+        context = click.Context(command, info_name=f"samepath {name}", max_content_width=100)
+        parts.append(f"## samepath {name}\n\n```\n{command.get_help(context)}\n```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[1] / "docs" / "commands.md").write_text(render())

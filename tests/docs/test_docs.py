@@ -1,0 +1,75 @@
+"""Documentation that runs, and that says what the code says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from samepath.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from write_command_docs import render  # noqa: E402
+from write_readme import diff  # noqa: E402
+from write_readme import render as render_readme  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    return [
+        (f"{page.name}-{number}", block)
+        for page in PAGES
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    ]
+
+
+@pytest.mark.parametrize(("name", "code"), python_blocks(), ids=lambda value: value[:24])
+def test_python_blocks_run(name: str, code: str, tmp_path: Path) -> None:
+    """Recipes are trained for a step on two workers; scripts are run as they are."""
+    file = tmp_path / "block.py"
+    file.write_text(code)
+    command = [sys.executable, str(file)]
+    if "def recipe()" in code:
+        samepath = str(Path(sys.executable).with_name("samepath"))
+        command = [samepath, "train", str(file), "-n", "2", "--steps", "2", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_page_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "commands.md").read_text() == render(), (
+        "run: python scripts/write_command_docs.py"
+    )
+
+
+def test_every_recipe_field_is_documented() -> None:
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    missing = [field.name for field in fields(Recipe) if f"`{field.name}`" not in page]
+    assert not missing
+
+
+def test_links_and_named_files_exist() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        for link in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+        for path in re.findall(
+            r"`((?:tests|src|benchmarks|examples|scripts|docs)/[\w./-]+)`", text
+        ):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_readme_shows_the_examples_and_the_measured_numbers() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text == render_readme(text), "run: python scripts/write_readme.py"
+
+
+def test_own_loop_differs_in_at_most_ten_lines() -> None:
+    added = [line for line in diff().splitlines() if line.startswith("+")]
+    assert 0 < len(added) <= 10

@@ -1,0 +1,74 @@
+"""The same script under every launcher people have, with one digest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "examples" / "own_loop.py")
+BIN = Path(sys.executable).parent
+LIMIT_SECONDS = 120.0
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+needs_srun = pytest.mark.skipif(shutil.which("srun") is None, reason="Slurm is not installed")
+
+
+def run(folder: Path, *command: str | Path) -> str:
+    """What a command writes to standard output."""
+    ended = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the script prints by itself."""
+    text = run(tmp_path_factory.mktemp("alone"), sys.executable, SCRIPT)
+    epochs, (word, digest) = text.splitlines()[:-1], text.splitlines()[-1].split()
+    assert len(epochs) == 3
+    assert word == "digest"
+    assert len(digest) == 64
+    return text
+
+
+def test_samepath_run(alone: str, tmp_path: Path) -> None:
+    assert run(tmp_path, BIN / "samepath", "run", "-n", "2", SCRIPT) == alone
+
+
+def test_torchrun(alone: str, tmp_path: Path) -> None:
+    assert run(tmp_path, BIN / "torchrun", "--nproc-per-node", "3", SCRIPT) == alone
+
+
+@needs_mpirun
+def test_mpirun(alone: str, tmp_path: Path) -> None:
+    assert run(tmp_path, *MPIRUN, sys.executable, SCRIPT) == alone
+
+
+@needs_srun
+def test_srun(alone: str, tmp_path: Path) -> None:
+    assert run(tmp_path, "srun", "-n", "2", sys.executable, SCRIPT) == alone
+
+
+@needs_mpirun
+def test_train_under_mpirun(tmp_path: Path) -> None:
+    """One run folder, one JSON object, and the result of one worker."""
+    train: list[str | Path] = [BIN / "samepath", "train", "digits", "--steps", "3", "--json"]
+    straight = json.loads(run(tmp_path, *train, "-n", "1", "--out", "a"))
+    many = json.loads(run(tmp_path, *MPIRUN, *train))
+    assert many["num_workers"] == 2
+    assert many["digest"] == straight["digest"]
+    assert many["metrics"] == straight["metrics"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-1"]
+    content = json.loads((tmp_path / "runs" / "digits-1" / "run.json").read_text())
+    assert content["status"] == "finished"

@@ -1,0 +1,355 @@
+"""Whatever is wrong with the input: one line that says so, the right exit code, nothing written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samepath.cli import main
+
+RECIPE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from samepath import Recipe
+
+def model():
+    return nn.Linear(4, 2)
+
+def loss(model, batch):
+    return F.mse_loss(model(batch[0]), batch[1])
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.01)
+
+inputs, targets = torch.ones(12, 4), torch.zeros(12, 2)
+train = (inputs, targets)
+valid = (inputs, targets)
+more = {}
+{CHANGES}
+
+def recipe():
+    return Recipe(**({"model": model, "train": train, "valid": valid, "loss": loss,
+        "optimizer": optimizer, "batch_size": 6, "grain_size": 2, "epochs": 2} | more))
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        out, err = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, out, err
+
+    return run_
+
+
+def write(changes: str, name: str = "mine.py") -> str:
+    """A recipe file that works, apart from the changes."""
+    Path(name).write_text(RECIPE.replace("{CHANGES}", changes))
+    return name
+
+
+def files() -> list[str]:
+    return sorted(str(p) for p in Path().rglob("*") if "__pycache__" not in p.parts)
+
+
+def refused(run: Run, *arguments: str, says: tuple[str, ...]) -> None:
+    """Exit code 2, one line on standard error, nothing written."""
+    before = files()
+    code, out, err = run(*arguments)
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("samepath: ")
+    assert err.count("\n") == 1, err
+    for words in says:
+        assert words in err
+    assert files() == before
+
+
+def test_the_recipe_these_tests_change_works(run: Run) -> None:
+    code, out, err = run("train", write(""), "-n", "1", "--json", "--out", "run")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["steps"] == 4
+
+
+COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "unknown recipe": (["train", "didgits"], ("unknown recipe 'didgits'", "'digits'")),
+    "nothing like it": (["train", "qqqq"], ("unknown recipe", "digits, nodules")),
+    "no workers": (["train", "digits", "-n", "0"], ("-n 0", "at least 1")),
+    "minus one": (["train", "digits", "-n", "-1"], ("-n -1", "at least 1")),
+    "not a number": (["train", "digits", "-n", "abc"], ("-n abc", "whole number")),
+    "not a number either": (["train", "digits", "-n", "²"], ("-n ²", "whole number")),
+    "too many workers": (
+        ["train", "mine.py", "-n", "4"],
+        ("4 workers", "only 3 grains", "at most 3 workers", "a grain of 1"),
+    ),
+    "more workers than examples": (
+        ["train", "mine.py", "-n", "7", "--exact", "off"],
+        ("7 workers", "at most 6"),
+    ),
+    "grain above batch": (
+        ["train", "mine.py", "--grain", "7"],
+        ("grain of 7", "batch (6)", "at most 6"),
+    ),
+    "batch above data": (
+        ["train", "mine.py", "--batch-size", "13"],
+        ("batch of 13", "12 examples", "at most 12"),
+    ),
+    "no grain": (["train", "digits", "--grain", "0"], ("--grain 0", "at least 1")),
+    "no epochs": (["train", "digits", "--epochs", "0"], ("--epochs 0", "at least 1")),
+    "negative seed": (["train", "digits", "--seed", "-1"], ("--seed -1", "at least 0")),
+    "missing file": (["train", "gone.py"], ("'gone.py' does not exist",)),
+    "resume without out": (["train", "digits", "--resume"], ("--resume needs", "--out")),
+    "resume of nothing": (
+        ["train", "digits", "--resume", "--out", "gone"],
+        ("gone holds no run", "check the path"),
+    ),
+    "digest of nothing": (["digest", "gone"], ("gone holds no run",)),
+}
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_commands(what: str, run: Run) -> None:
+    arguments, says = COMMANDS[what]
+    write("")
+    refused(run, *arguments, says=says)
+
+
+RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "raises": ("x = 1 / 0", ("mine.py", "ZeroDivisionError", "line 20", "x = 1 / 0")),
+    "exits": ("raise SystemExit(0)", ("mine.py", "SystemExit")),
+    "syntax error": ("x = (", ("mine.py", "SyntaxError", "line")),
+    "wrong batch": ("more = {'batch_size': 0}", ("batch_size is 0", "at least 1")),
+    "unknown setting": ("more = {'batchsize': 3}", ("mine.py", "batchsize")),
+    "a model, not a function": ("model = nn.Linear(4, 2)", ("model is a module", "lambda")),
+    "model raises": (
+        "def model():\n    raise OSError('no weights')",
+        ("model()", "OSError: no weights", "line 21"),
+    ),
+    "model of another kind": ("model = lambda: 3", ("model() returned int",)),
+    "optimizer raises": (
+        "optimizer = lambda p: torch.optim.SGD(p, lr=-1.0)",
+        ("optimizer()", "Invalid learning rate: -1.0", "line 20"),
+    ),
+    "optimizer of another kind": ("optimizer = lambda p: 3", ("optimizer() returned int",)),
+    "schedule raises": (
+        "more = {'schedule': lambda o: torch.optim.lr_scheduler.StepLR(o)}",
+        ("schedule()", "step_size", "line 20"),
+    ),
+    "sparse embedding": (
+        "model = lambda: nn.Sequential(nn.Embedding(4, 2, sparse=True))",
+        ("Embedding at '0'", "sparse=False"),
+    ),
+    "synchronised batch norm": (
+        "model = lambda: nn.Sequential(nn.SyncBatchNorm(4))",
+        ("SyncBatchNorm at '0'", "plain BatchNorm"),
+    ),
+    "data parallel": (
+        "model = lambda: nn.DataParallel(nn.Linear(4, 2))",
+        ("DataParallel", "pass the plain module"),
+    ),
+    "distributed data parallel": (
+        "class DistributedDataParallel(nn.Linear): ...\n"
+        "model = lambda: DistributedDataParallel(4, 2)",
+        ("DistributedDataParallel", "pass the plain module"),
+    ),
+    "lazy module": ("model = lambda: nn.LazyLinear(2)", ("LazyLinear", "first forward pass")),
+    "lbfgs": ("optimizer = lambda p: torch.optim.LBFGS(p)", ("LBFGS", "use SGD")),
+    "sparse adam": ("optimizer = lambda p: torch.optim.SparseAdam(p)", ("SparseAdam", "use Adam")),
+    "nothing to train": (
+        "model = lambda: nn.Linear(4, 2).requires_grad_(False)",
+        ("no parameter of the model requires a gradient",),
+    ),
+    "a tensor of one's own": (
+        "optimizer = lambda p: torch.optim.SGD([*p, torch.ones(2, requires_grad=True)], lr=0.1)",
+        ("not a parameter of the model",),
+    ),
+    "data of unequal lengths": (
+        "train = (inputs, targets[:5])",
+        ("5 rows and 12 rows", "one row per example"),
+    ),
+    "no data": ("train = inputs[:0]", ("data", "empty")),
+    "data of another kind": ("train = 3", ("data of type int", "Dataset")),
+    "an iterable dataset": (
+        "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self): ...\n"
+        "train = Stream()",
+        ("Stream", "IterableDataset", "map-style"),
+    ),
+    "validation data of another kind": ("valid = 3", ("data of type int",)),
+    "no validation examples": ("valid = inputs[:0]", ("validation data", "empty")),
+    "target without validation data": (
+        "valid = None; more = {'target': 0.1}",
+        ("target", "no validation data"),
+    ),
+    "plateau without validation data": (
+        "valid = None\n"
+        "more = {'schedule': lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)}",
+        ("ReduceLROnPlateau needs validation data",),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RECIPES)
+def test_recipes(what: str, run: Run) -> None:
+    changes, says = RECIPES[what]
+    refused(run, "train", write(changes), "-n", "1", says=says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1", ("no recipe() function",)),
+        ("def recipe():\n    return 3", ("returned int", "samepath.Recipe")),
+        ("def recipe():\n    return gone", ("NameError", "line 2: return gone")),
+        ("def recipe(a):\n    return a", ("TypeError", "recipe()")),
+    ],
+)
+def test_recipe_function(text: str, says: tuple[str, ...], run: Run) -> None:
+    Path("mine.py").write_text(text)
+    refused(run, "train", "mine.py", says=says)
+
+
+def test_the_users_line_is_shown_for_any_path(run: Run, tmp_path: Path) -> None:
+    """Relative, absolute, or through a folder: it is the same file."""
+    Path("folder").mkdir()
+    Path("folder/bad.py").write_text("import torch\nboom = {}['missing']\n")
+    for path in ("folder/bad.py", str(tmp_path / "folder/bad.py"), "folder/../folder/bad.py"):
+        refused(run, "train", path, says=("KeyError", "line 2: boom = {}['missing']"))
+
+
+# ---- folders
+
+
+def test_folder_of_another_run(run: Run) -> None:
+    recipe = write("")
+    assert run("train", recipe, "-n", "1", "--steps", "1", "--out", "run")[0] == 0
+    refused(run, "train", recipe, "-n", "1", "--out", "run", says=("holds another run", "--resume"))
+
+
+def test_folder_that_is_not_empty(run: Run) -> None:
+    Path("run").mkdir()
+    Path("run/notes.txt").write_text("mine")
+    refused(run, "train", write(""), "--out", "run", says=("run is not empty",))
+
+
+def test_folder_that_is_a_file(run: Run) -> None:
+    Path("run").write_text("mine")
+    refused(run, "train", write(""), "--out", "run", says=("run is a file", "give a folder"))
+    refused(run, "train", write(""), "--out", "run/a", says=("run/a",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "says"),
+    [
+        (["--seed", "1"], "", ("seed (was 0, now 1)",)),
+        (["--batch-size", "4"], "", ("batch_size (was 6, now 4)",)),
+        (["--grain", "3", "--threads", "2"], "", ("grain_size (was 2", "threads (was 1, now 2)")),
+        (["--exact", "off"], "", ("exact (was True, now False)",)),
+        ([], "\n# another file now", ("identity",)),
+    ],
+)
+def test_resume_with_another_configuration(
+    flags: list[str], changes: str, says: tuple[str, ...], run: Run
+) -> None:
+    recipe = write("")
+    assert run("train", recipe, "-n", "1", "--steps", "1", "--out", "run")[0] == 0
+    write(changes)
+    refused(
+        run, "train", recipe, "-n", "1", "--out", "run", "--resume", *flags,
+        says=("cannot resume", *says),
+    )  # fmt: skip
+
+
+def test_resume_of_a_file_that_is_no_run(run: Run) -> None:
+    Path("run").mkdir()
+    Path("run/run.json").write_text("{}")
+    refused(run, "train", write(""), "--out", "run", "--resume", says=("run.json", "not a run"))
+
+
+# ---- what only shows while it trains
+
+
+@pytest.mark.parametrize("num_workers", ["1", "2"])
+def test_a_loss_that_is_no_number(num_workers: str, run: Run) -> None:
+    recipe = write("def loss(model, batch):\n    return model(batch[0]).mean(1)")
+    code, out, err = run("train", recipe, "-n", num_workers, "--out", "run")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "shape (2,)" in err
+    assert "a single number" in err
+
+
+RAISING_DATASET = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 11:
+            raise OSError("slice 11 is unreadable")
+        return torch.ones(4), torch.zeros(2)
+
+train = Data()
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["1", "2"])
+def test_a_dataset_that_raises(num_workers: str, run: Run) -> None:
+    """With one worker it is Python's own traceback; with more, that of the worker."""
+    arguments = ["train", write(RAISING_DATASET), "-n", num_workers, "--out", "run"]
+    if num_workers == "1":
+        with pytest.raises(OSError, match="slice 11 is unreadable"):
+            main(arguments)
+    else:
+        code, out, err = run(*arguments)
+        assert (code, out) == (1, "")
+        assert re.match("samepath: worker [01] failed:\nTraceback", err)
+        assert err.endswith("OSError: slice 11 is unreadable\n")
+        assert err.count("Traceback") == 1
+    assert json.loads(Path("run/run.json").read_text())["status"] == "failed"
+
+
+# ---- divergence
+
+DIVERGING = """
+train = (inputs, targets, torch.arange(12))
+
+def loss(model, batch):
+    value = F.mse_loss(model(batch[0]), batch[1])
+    return value * float("nan") if 11 in batch[2] else value
+
+def evaluate(model, batch):
+    return {"loss": F.mse_loss(model(batch[0]), batch[1])}
+
+more = {"evaluate": evaluate}
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["1", "2", "3"])
+def test_divergence(num_workers: str, run: Run) -> None:
+    """Example 11 makes one grain NaN: the run ends before that step, wherever the grain was."""
+    recipe = write(DIVERGING)
+    code, out, err = run("train", recipe, "-n", num_workers, "--seed", "3", "--out", "run")
+    assert code == 3, err
+    assert "diverged: the loss became nan at step 1" in out
+    written = json.loads(Path("run/run.json").read_text())
+    assert written["status"] == "diverged"
+    assert written["result"]["steps"] == 1
+
+    before = run(
+        "train", recipe, "-n", "1", "--seed", "3", "--steps", "1", "--out", "one", "--json"
+    )
+    assert json.loads(before[1])["digest"] == written["result"]["digest"]
+    assert [p.name for p in Path("run/checkpoints").iterdir()] == ["step-00000001"]

@@ -1,0 +1,145 @@
+"""Where two runs part, and by how many units in the last place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samepath.engine.compare import (
+    GrainParting,
+    Parting,
+    compare_tensors,
+    first_event,
+    first_parting,
+    ulps,
+)
+from samepath.engine.trace import Event, Grains, Trace
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def distance(a: float, b: float, dtype: torch.dtype) -> int:
+    return int(ulps(torch.tensor([a], dtype=dtype), torch.tensor([b], dtype=dtype))[0])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_neighbours_are_one_unit_apart(dtype: torch.dtype) -> None:
+    step = torch.finfo(dtype).eps
+    assert distance(1.0, 1.0 + step, dtype) == 1
+    assert distance(-1.0, -1.0 - step, dtype) == 1
+    assert distance(1.0, 1.0 - step, dtype) == 2, "below a power of two values are twice as dense"
+    assert distance(1.0, 2.0, dtype) == round(1 / step)
+    assert distance(3.0, 3.0, dtype) == 0
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_distance_crosses_zero(dtype: torch.dtype) -> None:
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    assert distance(0.0, -0.0, dtype) == 0
+    assert distance(smallest, -smallest, dtype) == 2
+    largest = torch.finfo(dtype).max
+    bits = torch.finfo(dtype).bits
+    assert 2 ** (bits - 1) < distance(-largest, largest, dtype) < 2**bits
+
+
+@given(st.floats(width=32, allow_nan=False), st.integers(0, 50))
+def test_distance_counts_representable_values(value: float, count: int) -> None:
+    other = np.float32(value)
+    for _ in range(count):
+        other = np.nextafter(other, np.float32(math.inf))
+    expected = 0 if math.isinf(value) and value > 0 else count
+    if not math.isinf(other):
+        assert distance(value, float(other), torch.float32) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8])
+def test_whole_numbers_differ_by_plain_units(dtype: torch.dtype) -> None:
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    a, b = torch.tensor([3, low], dtype=dtype), torch.tensor([7, high], dtype=dtype)
+    assert [int(d) for d in ulps(a, b)] == [4, high - low]
+
+
+def test_tensors_are_compared_by_bits() -> None:
+    a = torch.tensor([[0.0, 1.0, math.nan], [2.0, 3.0, 4.0]])
+    b = torch.tensor([[-0.0, 1.0, math.nan], [2.0, 3.0, 4.0000005]])
+    values = compare_tensors(a, b)
+    assert values is not None
+    assert (values.num_values, values.num_different, values.max_ulps) == (6, 2, 1)
+    assert values.first_index == (0, 0)
+    assert compare_tensors(a, a.clone()) is None
+    assert compare_tensors(a, a.double()) is None, "of another type: no distance"
+    assert compare_tensors(a, a[:1]) is None
+
+
+def test_there_is_no_distance_to_nan() -> None:
+    values = compare_tensors(torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan]))
+    assert values is not None
+    assert (values.num_different, values.max_ulps) == (1, None)
+    mixed = compare_tensors(torch.tensor([1.0, 2.0]), torch.tensor([1.0000001, math.nan]))
+    assert mixed is not None
+    assert (mixed.num_different, mixed.max_ulps) == (2, 1)
+
+
+def test_scalars_booleans_and_complex_numbers_compare() -> None:
+    scalar = compare_tensors(torch.tensor(1.0), torch.tensor(2.0))
+    assert scalar is not None
+    assert scalar.first_index == ()
+    truth = compare_tensors(torch.tensor([True, False]), torch.tensor([True, True]))
+    assert truth is not None
+    assert (truth.num_different, truth.max_ulps) == (1, 1)
+    wave = compare_tensors(torch.tensor([1 + 2j]), torch.tensor([1 + 3j]))
+    assert wave is not None
+    assert (wave.num_different, wave.first_pair) == (1, (2.0, 3.0))
+
+
+def test_first_parting_keeps_the_order_of_names() -> None:
+    same = {"model/a": "1", "optimizer/a": "1", "loss": "1"}
+    one = Trace(steps=[same, same | {"optimizer/a": "2", "loss": "2"}, same])
+    assert first_parting(Trace(steps=[same, same, same]), one) == Parting(1, "optimizer/a")
+    assert first_parting(one, one) is None
+    assert first_parting(Trace(steps=[same, same, same]), one, last_step=0) is None
+
+
+def test_a_shorter_path_is_another_path() -> None:
+    assert first_parting(Trace(steps=[{}, {}]), Trace(steps=[{}, {}, {}])) == Parting(2, "status")
+    assert first_parting(Trace(steps=[{}, {}]), Trace(steps=[{}, {}, {}]), last_step=1) is None
+
+
+def test_an_evaluation_only_one_run_made_is_no_difference() -> None:
+    with_metric = Trace(steps=[{"loss": "1", "valid loss": "1"}])
+    assert first_parting(with_metric, Trace(steps=[{"loss": "1"}])) is None
+    other = Trace(steps=[{"loss": "1", "valid loss": "2"}])
+    assert first_parting(with_metric, other) == Parting(0, "valid loss")
+
+
+def grains(**events: list[Event]) -> Grains:
+    return {name.replace("_", " "): found for name, found in events.items()}
+
+
+def test_data_of_any_grain_come_before_weights_of_all() -> None:
+    a, b, c = (Event("loaded", "", None, x) for x in "abc")
+    weight, other = Event("weight", "", None, "1"), Event("weight", "", None, "2")
+    found = first_event(
+        grains(train_0=[a, weight], train_1=[b, weight]),
+        grains(train_0=[a, other], train_1=[c, other]),
+        validation=False,
+    )
+    assert found == GrainParting(1, False, b, [])
+
+
+def test_a_module_that_is_not_called_is_found() -> None:
+    load = Event("loaded", "", None, "1")
+    call, end = Event("input", "side", "", "1"), Event("output", "", None, "1")
+    longer = grains(train_2=[load, call, end])
+    for one, other in ((longer, grains(train_2=[load, end])), (longer, grains(train_2=[load]))):
+        for pair in ((one, other), (other, one)):
+            found = first_event(*pair, validation=False)
+            assert found is not None
+            assert found.event[:3] == ("call", "side", "")
+    assert first_event(longer, longer, validation=False) is None
+    assert first_event(longer, grains(train_2=[]), validation=True) is None

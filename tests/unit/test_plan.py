@@ -1,0 +1,212 @@
+"""The plan is arithmetic: these are its theorems, checked on whatever hypothesis thinks of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samepath.plan import Plan, Reduction, assign, epoch_order, reduction
+from samepath.plan.tree import reduction_of
+
+seeds = st.integers(0, 2**63 - 1)
+counts = st.integers(1, 200)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    num_examples = draw(st.integers(1, 300))
+    batch_size = draw(st.integers(1, num_examples))
+    grain_size = draw(st.integers(1, batch_size))
+    return Plan(
+        num_examples=num_examples, batch_size=batch_size, grain_size=grain_size, seed=draw(seeds)
+    )
+
+
+# ---- order
+
+
+@given(plans(), st.integers(0, 5))
+def test_every_example_exactly_once_per_epoch(plan: Plan, epoch: int) -> None:
+    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+    batches = [plan.batch(step) for step in steps]
+    assert [batch.step for batch in batches] == list(steps)
+    assert {batch.epoch for batch in batches} == {epoch}
+    seen = np.concatenate([batch.examples for batch in batches])
+    assert sorted(seen) == list(range(plan.num_examples))
+
+
+@given(plans())
+def test_only_the_last_batch_and_grain_are_short(plan: Plan) -> None:
+    batches = [plan.batch(step) for step in range(plan.steps_per_epoch)]
+    assert all(len(batch.examples) == plan.batch_size for batch in batches[:-1])
+    assert len(batches[-1].examples) == (plan.num_examples - 1) % plan.batch_size + 1
+    for batch in batches:
+        grains = [batch.grain(number) for number in range(batch.num_grains)]
+        np.testing.assert_array_equal(np.concatenate(grains), batch.examples)
+        assert all(len(grain) == plan.grain_size for grain in grains[:-1])
+        assert 1 <= len(grains[-1]) <= plan.grain_size
+    assert batches[0].num_grains == plan.num_grains
+
+
+@given(plans(), st.integers(0, 20))
+def test_order_depends_on_seed_and_epoch_only(plan: Plan, epoch: int) -> None:
+    """Not on batch or grain size, nor on which epochs were asked for before."""
+    order = epoch_order(plan.num_examples, plan.seed, epoch).copy()
+    epoch_order.cache_clear()
+    for other in range(6):  # more than the cache holds
+        epoch_order(plan.num_examples, plan.seed + 1, other)
+    np.testing.assert_array_equal(epoch_order(plan.num_examples, plan.seed, epoch), order)
+    first = epoch * plan.steps_per_epoch
+    steps = range(first, first + plan.steps_per_epoch)
+    ours = np.concatenate([plan.batch(step).examples for step in steps])
+    np.testing.assert_array_equal(ours, order)
+
+
+@given(seeds, seeds, st.integers(0, 1000), st.integers(0, 1000))
+def test_orders_differ_between_seeds_and_epochs(
+    seed: int, other_seed: int, epoch: int, other_epoch: int
+) -> None:
+    """Swapped words too: seed 1, epoch 2 is not seed 2, epoch 1."""
+    same = np.array_equal(epoch_order(100, seed, epoch), epoch_order(100, other_seed, other_epoch))
+    assert same == ((seed, epoch) == (other_seed, other_epoch))
+    if seed != epoch:
+        assert not np.array_equal(epoch_order(100, seed, epoch), epoch_order(100, epoch, seed))
+
+
+def test_orders_are_shuffled_evenly() -> None:
+    """Each place holds each example about as often; the spread is that of chance."""
+    places = np.stack([epoch_order(10, 1, epoch) for epoch in range(5000)])
+    for place in range(10):
+        counts = np.bincount(places[:, place], minlength=10)
+        assert abs(counts - 500).max() < 5 * math.sqrt(500 * 0.9)
+
+
+def test_the_order_of_one_epoch_is_pinned() -> None:
+    """A change here changes everybody's runs: do it on purpose, and say so."""
+    assert epoch_order(8, 0, 0).tolist() == [7, 4, 2, 1, 5, 3, 6, 0]
+
+
+def test_orders_cannot_be_written_to() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        epoch_order(5, 0, 0)[0] = 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ((0, 1, 1), "num_examples is 0"),
+        ((4, 0, 1), "batch_size is 0"),
+        ((4, 2, 0), "grain_size is 0"),
+        ((4, 5, 1), "a batch of 5 is larger than the data"),
+        ((4, 2, 3), "a grain of 3 is larger than the batch"),
+    ],
+)
+def test_sizes_that_make_no_plan(sizes: tuple[int, int, int], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Plan(num_examples=sizes[0], batch_size=sizes[1], grain_size=sizes[2], seed=0)
+
+
+# ---- assignment
+
+
+@given(counts, counts)
+def test_every_grain_to_exactly_one_worker(num_grains: int, num_workers: int) -> None:
+    runs = assign(num_grains, num_workers)
+    assert len(runs) == num_workers
+    assert list(itertools.chain(*runs)) == list(range(num_grains))
+    assert all(run.step == 1 for run in runs)
+
+
+@given(counts, counts)
+def test_balance(num_grains: int, num_workers: int) -> None:
+    longest = max(len(run) for run in assign(num_grains, num_workers))
+    assert longest <= max(-(-num_grains // num_workers), 1.05 * num_grains / num_workers)
+
+
+@given(counts, counts)
+def test_no_worker_idles_while_there_are_grains(num_grains: int, num_workers: int) -> None:
+    lengths = [len(run) for run in assign(num_grains, num_workers)]
+    assert sum(length > 0 for length in lengths) == min(num_grains, num_workers)
+
+
+def test_no_workers() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        assign(4, 0)
+
+
+# ---- the tree
+
+Expression = int | tuple["Expression", "Expression"]
+
+
+def expression(plan: Reduction) -> Expression:
+    """The sum of a batch as its workers compute it, with brackets for additions."""
+    sums: list[Expression] = []
+    for run, merges, num_sums in zip(plan.runs, plan.merges, plan.num_sums, strict=True):
+        stack: list[Expression] = []
+        for grain, count in zip(run, merges, strict=True):
+            value: Expression = grain
+            for _ in range(count):
+                value = (stack.pop(), value)
+            stack.append(value)
+        assert len(stack) == num_sums
+        sums.extend(stack)
+    added: set[int] = set()
+    for into, other in plan.additions:
+        assert into not in added
+        assert other not in added
+        sums[into] = (sums[into], sums[other])
+        added.add(other)
+    assert len(added) == len(sums) - 1, "every sum is added, once"
+    return sums[0]
+
+
+def balanced(first: int, level: int, num_grains: int) -> Expression:
+    """The tree as its definition says: left child plus right child, or the left one alone."""
+    if level == 0:
+        return first
+    left = balanced(first, level - 1, num_grains)
+    middle = first + 2 ** (level - 1)
+    return left if middle >= num_grains else (left, balanced(middle, level - 1, num_grains))
+
+
+def tree(num_grains: int) -> Expression:
+    return balanced(0, (num_grains - 1).bit_length(), num_grains)
+
+
+@given(counts, st.integers(1, 40))
+def test_the_same_sum_at_every_worker_count(num_grains: int, num_workers: int) -> None:
+    assert expression(reduction(num_grains, num_workers)) == tree(num_grains)
+
+
+@given(counts.flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), max_size=12))))
+def test_the_same_sum_for_any_contiguous_runs(case: tuple[int, list[int]]) -> None:
+    num_grains, cuts = case
+    edges = [0, *sorted(cuts), num_grains]
+    runs = [range(start, stop) for start, stop in itertools.pairwise(edges)]
+    assert expression(reduction_of(runs)) == tree(num_grains)
+
+
+def test_one_worker_adds_everything_itself() -> None:
+    plan = reduction(7, 1)
+    assert plan.num_sums == (1,)
+    assert plan.additions == ()
+    assert expression(plan) == (((0, 1), (2, 3)), ((4, 5), 6))
+
+
+@pytest.mark.parametrize("num_workers", [2, 4, 8])
+@pytest.mark.parametrize("num_grains", [8, 16, 32, 64, 128])
+def test_powers_of_two_ship_one_sum_each(num_grains: int, num_workers: int) -> None:
+    assert reduction(num_grains, num_workers).num_sums == (1,) * num_workers
+
+
+@pytest.mark.parametrize("num_workers", [3, 5, 6, 7])
+@pytest.mark.parametrize("num_grains", [8, 16, 32, 64, 128])
+def test_other_counts_ship_few(num_grains: int, num_workers: int) -> None:
+    """Five sums out and one total back are three times a ring's one out and one back."""
+    assert max(reduction(num_grains, num_workers).num_sums) <= 5
