@@ -142,6 +142,6 @@ session.collective.agree(True)
 def test_a_script_of_ones_own(tmp_path: Path) -> None:
     """`samepath run` ends with its workers and says which one failed."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    ended = command(tmp_path, "run", "-n", "3", "script.py")
+    ended = command(tmp_path, "run", "-n", "2", "script.py")
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith("samepath: worker 1 ended with exit code 5")

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from samepath.engine.options import Asked
+from samepath.engine.train import Request, train
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "own_loop.py")
 BIN = Path(sys.executable).parent
@@ -18,7 +21,17 @@ LIMIT_SECONDS = 120.0
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
 
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
-needs_srun = pytest.mark.skipif(shutil.which("srun") is None, reason="Slurm is not installed")
+
+
+def slurm_answers() -> bool:
+    """A Slurm controller can be asked; the programs alone are no cluster."""
+    if shutil.which("srun") is None:
+        return False
+    asked = subprocess.run(["scontrol", "ping"], capture_output=True, timeout=30, check=False)
+    return asked.returncode == 0
+
+
+needs_srun = pytest.mark.skipif(not slurm_answers(), reason="there is no Slurm cluster here")
 
 
 def run(folder: Path, *command: str | Path) -> str:
@@ -63,12 +76,13 @@ def test_srun(alone: str, tmp_path: Path) -> None:
 @needs_mpirun
 def test_train_under_mpirun(tmp_path: Path) -> None:
     """One run folder, one JSON object, and the result of one worker."""
-    train: list[str | Path] = [BIN / "samepath", "train", "digits", "--steps", "3", "--json"]
-    straight = json.loads(run(tmp_path, *train, "-n", "1", "--out", "a"))
-    many = json.loads(run(tmp_path, *MPIRUN, *train))
+    command = [str(BIN / "samepath"), "train", "digits", "--steps", "3", "--json"]
+    many = json.loads(run(tmp_path, *MPIRUN, *command))
+    asked = Asked(steps=3)
+    alone, _ = train(Request(recipe="digits", num_workers=1, asked=asked, out=tmp_path / "alone"))
     assert many["num_workers"] == 2
-    assert many["digest"] == straight["digest"]
-    assert many["metrics"] == straight["metrics"]
+    assert many["digest"] == alone.digest
+    assert many["metrics"] == alone.metrics
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-1"]
     content = json.loads((tmp_path / "runs" / "digits-1" / "run.json").read_text())
     assert content["status"] == "finished"

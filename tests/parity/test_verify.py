@@ -87,6 +87,10 @@ def model():
 recipe = lambda: make(model=model)
 """
 AUGMENT_DRAWS = """
+augment = lambda batch, draws: (batch[0] + outside(), batch[1])
+recipe = lambda: make(augment=augment)
+"""
+AUGMENT_WITH_TORCH = """
 augment = lambda batch, draws: (batch[0] + torch.randn_like(batch[0]), batch[1])
 recipe = lambda: make(augment=augment)
 """
@@ -140,7 +144,7 @@ def difference_of(code: str, folder: Path, counts: tuple[int, ...] = (1, 2)) -> 
         (DATASET_DRAWS, "data", 1, False),
         (DATASET_KEEPS, "data", 1, True),
         (WEIGHTS_DRAW, "initial weights", 0, False),
-        (AUGMENT_DRAWS, "augment", 1, True),
+        (AUGMENT_DRAWS, "augment", 1, False),
         (OPTIMIZER_DRAWS, "update", 1, False),
     ],
     ids=["dataset draws", "dataset keeps", "weights", "augment", "optimizer"],
@@ -257,5 +261,6 @@ def test_under_a_launcher_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         verify(VerifyRequest(recipe="digits", counts=(1, 2)))
 
 
-def test_what_a_recipe_draws_unseeded_is_drawn_the_same_everywhere(tmp_path: Path) -> None:
-    assert verdict_of(DATA_UNSEEDED, tmp_path).equal
+@pytest.mark.parametrize("code", [DATA_UNSEEDED, AUGMENT_WITH_TORCH])
+def test_global_generators_are_keyed_in_recipes_and_augmentation(code: str, tmp_path: Path) -> None:
+    assert verdict_of(code, tmp_path).equal

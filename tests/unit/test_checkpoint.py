@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from samepath.engine import checkpoint
 from samepath.engine.checkpoint import list_checkpoints, load, load_newest, save
@@ -135,7 +136,7 @@ def test_a_crash_while_saving(at: int, tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", count(os.fsync))
         patched.setattr(Path, "rename", count(Path.rename))
-        patched.setattr(checkpoint, "save_file", count(checkpoint.save_file))
+        patched.setattr(checkpoint, "save_file", count(save_file))
         with pytest.raises(Crash):
             save(tmp_path, state_at(6), {})
     assert calls == at + 1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+from typing import Any
+
 import pytest
 
 from samepath.engine.environment import LOOPBACK, Place, first_host, read_place
@@ -65,11 +69,44 @@ def test_open_mpi_on_several_machines() -> None:
     assert (place.address, place.port, place.one_machine) == ("node1", 29500, False)
 
 
+ADDRESSES = {"gpu03": "10.0.0.3", "10.0.0.9": "10.0.0.9"}
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that knows gpu03 and addresses, and a Slurm that knows where io1 is."""
+
+    def resolve(name: str) -> str:
+        if name not in ADDRESSES:
+            raise OSError(name)
+        return ADDRESSES[name]
+
+    def scontrol(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == ["scontrol", "show", "node"]
+        text = "NodeName=io1 Arch=x86_64\n   NodeAddr=10.0.0.9 NodeHostName=x" * (
+            command[3] == "io1"
+        )
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    monkeypatch.setattr(subprocess, "run", scontrol)
+
+
+@pytest.mark.usefixtures("network")
+def test_nodes_that_only_slurm_knows() -> None:
+    assert read_place(SRUN | {"SLURM_STEP_NODELIST": "io1,io2"}).address == "10.0.0.9"
+    unknown = SRUN | {"SLURM_STEP_NODELIST": "io2"}
+    with pytest.raises(UserError, match=r"'io2' cannot be found; set MASTER_ADDR"):
+        read_place(unknown)
+    assert read_place(unknown | {"MASTER_ADDR": "io2.lan"}).address == "io2.lan"
+
+
+@pytest.mark.usefixtures("network")
 def test_srun() -> None:
     """The step's variables, not the job's: a step may use a part of the job."""
     place = read_place(SRUN)
     assert (place.worker, place.num_workers, place.local_worker) == (5, 6, 1)
-    assert (place.address, place.launcher, place.one_machine) == ("gpu03", "srun", False)
+    assert (place.address, place.launcher, place.one_machine) == ("10.0.0.3", "srun", False)
     assert place.port == read_place(SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).port
     assert place.port != read_place(SRUN | {"SLURM_STEP_ID": "1"}).port
     one = read_place(SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "gpu03"})

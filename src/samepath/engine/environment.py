@@ -1,11 +1,14 @@
 """Who am I? Read from the variables that torchrun, mpirun and srun set; alone when there are none.
 
-In: environment variables. Out: a Place. Nothing is started and nothing else is read.
+In: environment variables. Out: a Place. Nothing else is read, except that Slurm is asked for the
+address of a node whose name the network does not know.
 """
 
 from __future__ import annotations
 
 import re
+import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -85,15 +88,37 @@ def _slurm(variables: Mapping[str, str]) -> Place:
     num_workers = int(variables.get("SLURM_STEP_NUM_TASKS") or variables["SLURM_NTASKS"])
     one_machine = variables.get("SLURM_STEP_NUM_NODES", variables.get("SLURM_NNODES")) == "1"
     nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_NODELIST", "")
-    address = LOOPBACK if one_machine else first_host(nodes)
+    address = variables.get("MASTER_ADDR")
+    if address is None:
+        address = LOOPBACK if one_machine else _node_address(first_host(nodes))
     return Place(
         worker=int(variables["SLURM_PROCID"]),
         num_workers=num_workers,
         local_worker=int(variables.get("SLURM_LOCALID", "0")),
-        address=variables.get("MASTER_ADDR", address),
+        address=address,
         port=_port(variables, "srun", variables["SLURM_JOB_ID"], variables["SLURM_STEP_ID"]),
         launcher="srun",
         one_machine=one_machine,
+    )
+
+
+def _node_address(node: str) -> str:
+    """Where a Slurm node can be reached: by its name, or at the address Slurm has for it."""
+    try:
+        return socket.gethostbyname(node)
+    except OSError:
+        pass
+    try:
+        asked = subprocess.run(
+            ["scontrol", "show", "node", node], capture_output=True, text=True, timeout=30
+        )
+        match = re.search(r"\bNodeAddr=(\S+)", asked.stdout)
+        if match is not None:
+            return socket.gethostbyname(match[1])
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    raise UserError(
+        f"the address of worker 0's node {node!r} cannot be found; set MASTER_ADDR to it"
     )
 
 

@@ -12,7 +12,7 @@ gradient is folded into its bucket the moment it exists, and full buckets start 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.engine.collective import Bucket, Collective
+from samepath.engine.refuse import refuse_sparse
 from samepath.plan import Reduction
 
 Sums: TypeAlias = list[Tensor | None]
@@ -208,9 +209,10 @@ class GradientSum:
     """The batch gradient of a model's parameters, one grain after another."""
 
     def __init__(
-        self, collective: Collective, parameters: Sequence[nn.Parameter], *, exact: bool
+        self, collective: Collective, parameters: Mapping[str, nn.Parameter], *, exact: bool
     ) -> None:
-        self.parameters = list(parameters)
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
         self._tree = TreeSum(collective, self.parameters, exact=exact)
         self._overlap = collective.num_workers > 1
         self._writing = False
@@ -224,10 +226,16 @@ class GradientSum:
     def _hook(self, index: int):  # type: ignore[no-untyped-def]
         def ready(parameter: Tensor) -> None:
             if self._writing:
+                self._refuse_sparse(index)
                 self._written[index] = True
                 self._tree.write_last(index, parameter.grad, merged=self._merged)
 
         return ready
+
+    def _refuse_sparse(self, index: int) -> None:
+        gradient = self.parameters[index].grad
+        if gradient is not None and gradient.is_sparse:
+            raise refuse_sparse(self.names[index])
 
     def close(self) -> None:
         for handle in self._handles:
@@ -260,6 +268,8 @@ class GradientSum:
                 if not written:
                     self._tree.write_last(index, self.parameters[index].grad, merged=self._merged)
         else:
+            for index in range(len(self.parameters)):
+                self._refuse_sparse(index)
             self._tree.push([p.grad for p in self.parameters], merged=self._merged)
 
     def launch_rest(self) -> None:

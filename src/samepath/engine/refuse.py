@@ -44,3 +44,8 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
                 "the optimizer updates a tensor that is not a parameter of the model; "
                 "make it an nn.Parameter of a module"
             )
+
+
+def refuse_sparse(name: str) -> UserError:
+    """For a gradient that a function made sparse, unseen before it ran."""
+    return UserError(f"the gradient of {name!r} is sparse; call F.embedding with sparse=False")

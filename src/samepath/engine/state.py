@@ -43,7 +43,8 @@ def state_of(trainer: Trainer) -> State:
         for group in trainer.optimizer.param_groups
         for parameter in group["params"]
     ]
-    remembered = {order[index]: value for index, value in packed["state"].items()}
+    # sorted: torch keeps them in the order of first use, and forgets that order on loading
+    remembered = {order[index]: value for index, value in sorted(packed["state"].items())}
     groups = [
         {name: value for name, value in group.items() if name != "params"}
         for group in packed["param_groups"]
@@ -86,6 +87,7 @@ def load_state(trainer: Trainer, state: State) -> None:
                 "param_groups": groups,
             }
         )
+        _settle(trainer.optimizer)
         if trainer.schedule is not None and structure["schedule"] is not None:
             trainer.schedule.load_state_dict(_decode(structure["schedule"], state.tensors))
         trainer.step_number = int(structure["step"])
@@ -93,6 +95,18 @@ def load_state(trainer: Trainer, state: State) -> None:
         raise CheckpointDamaged(
             f"the checkpoint does not fit this recipe's model and optimizer: {error}"
         ) from error
+
+
+def _settle(optimizer: torch.optim.Optimizer) -> None:
+    """Give loaded tensors memory of their own (not the checkpoint file's), laid out like their
+    parameter's, as the optimizer makes them: kernels choose by layout."""
+    for parameter, remembered in optimizer.state.items():
+        for name, value in remembered.items():
+            if isinstance(value, Tensor):
+                like = parameter if value.shape == parameter.shape else value
+                remembered[name] = torch.empty_like(
+                    like, dtype=value.dtype, device=value.device, requires_grad=False
+                ).copy_(value)
 
 
 def digest(state: State) -> str:

@@ -28,12 +28,12 @@ from samepath.engine.checkpoint import load_newest, save
 from samepath.engine.collective import Collective
 from samepath.engine.evaluation import evaluate, to_device
 from samepath.engine.gradients import GradientSum
+from samepath.engine.record import pack, unpack
 from samepath.engine.refuse import refuse_unsupported
 from samepath.engine.state import digest, load_state, state_of
 from samepath.errors import Diverged, UserError
 from samepath.keys import key
-from samepath.plan import Batch, Plan, Reduction, reduction
-from samepath.plan.tree import reduction_of
+from samepath.plan import Batch, Division, Plan, divide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +116,7 @@ class Trainer:
         self.watch: Callable[[str, int, Any], None] = _unwatched
         """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
         for tensor in (*model.parameters(), *model.buffers()):
-            collective.broadcast(
-                tensor.data
-            )  # a model made without the seed is one model all the same
+            collective.broadcast(tensor.data)  # one model, also when it was made without the seed
         self._gradients: GradientSum | None = None
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
 
@@ -158,95 +156,65 @@ class Trainer:
         def requests() -> Iterator[GrainRequest]:
             for step in range(first, stop):
                 batch = plan.batch(step)
-                for grain in self._grains(batch).values():
+                for grain in self._divide(batch).grains(self.collective.worker).values():
                     yield GrainRequest(batch.epoch, grain)
 
         grains = source.load(requests())
         for step in range(first, stop):
             yield Share(plan.batch(step), grains)
 
-    def _reduction(self, batch: Batch) -> Reduction:
-        if self.settings.exact:
-            return reduction(batch.num_grains, self.collective.num_workers)
-        workers = min(self.collective.num_workers, len(batch.examples))
-        return reduction_of(
-            [
-                range(min(w, workers), min(w + 1, workers))
-                for w in range(self.collective.num_workers)
-            ]
-        )
-
-    def _grains(self, batch: Batch) -> dict[int, NDArray[np.int64]]:
-        """This worker's grains of a batch: number and examples."""
-        run = self._reduction(batch).runs[self.collective.worker]
-        if self.settings.exact:
-            return {number: batch.grain(number) for number in run}
-        # not exact: the whole share is one grain, and shares differ by at most one example
-        shares = min(self.collective.num_workers, len(batch.examples))
-        cuts = [len(batch.examples) * i // shares for i in range(shares + 1)]
-        return {number: batch.examples[cuts[number] : cuts[number + 1]] for number in run}
+    def _divide(self, batch: Batch) -> Division:
+        return divide(batch, self.collective.num_workers, exact=self.settings.exact)
 
     # ---- one step
 
     def step(self, share: Share, *, stop: bool = False) -> StepResult:
         """One update from one batch. Raises Diverged before updating if the loss is not finite."""
         batch = share.batch
-        plan = self._reduction(batch)
-        mine = self._grains(batch)
+        division = self._divide(batch)
+        mine = division.grains(self.collective.worker)
         gradients = self._gradient_sum()
-        gradients.begin(plan)
-        self._buffers.begin(plan)
-        data, scales = self._scales(share, plan, mine)
+        gradients.begin(division.reduction)
+        self._buffers.begin(division.reduction)
+        data, scales = self._scales(share, division, mine)
         losses = [
             self._grain(batch, number, examples, next(data), scales[number], gradients)
             for number, examples in mine.items()
         ]
         gradients.launch_rest()
         self._buffers.launch()
-
-        longest = max(len(run) for run in plan.runs)
-        facts = np.zeros((2, longest))
-        if losses:
-            facts[0, : len(losses)] = torch.stack(losses).double().cpu().numpy()
-            facts[1, : len(losses)] = list(scales.values())
-        flags = np.array([stop, *gradients.used], np.uint8)
-        record = np.concatenate([facts.view(np.uint8).ravel(), flags, self._buffers.record()])
-        end = self.collective.gather_begin(record)
+        record = pack(
+            division,
+            torch.stack(losses).tolist() if losses else [],
+            list(scales.values()),
+            gradients.used,
+            self._buffers.record(),
+            stop=stop,
+        )
+        end_gather = self.collective.gather_begin(record)
         gradients.finish()
-        records = end()
-        split = [facts.nbytes, facts.nbytes + len(flags)]
-        facts_of, flags_of, buffers_of = zip(*(np.split(r, split) for r in records), strict=True)
-        pairs = [
-            (float(worker[0, place]), float(worker[1, place]))
-            for worker, run in zip(
-                (f.view(np.float64).reshape(2, longest) for f in facts_of), plan.runs, strict=True
-            )
-            for place in range(len(run))
-        ]
-        # fsum rounds once, so the sum has no order
-        loss = math.fsum(value * scale for value, scale in pairs if scale)
-        if not math.isfinite(loss):
-            raise Diverged(batch.step, loss)
-        self._buffers.finish(buffers_of)
-        flags = np.bitwise_or.reduce(flags_of)
-        gradients.assign(flags[1:].tolist())
+        facts = unpack(division, end_gather(), len(gradients.parameters))
+        if not math.isfinite(facts.loss):
+            raise Diverged(batch.step, facts.loss)
+        self._buffers.finish(facts.buffers)
+        gradients.assign(facts.used)
         learning_rate = self._update()
         return StepResult(
             step=batch.step,
             epoch=batch.epoch,
-            loss=loss,
-            grain_losses=tuple(value for value, _ in pairs),
+            loss=facts.loss,
+            grain_losses=facts.grain_losses,
             learning_rate=learning_rate,
             num_examples=len(batch.examples),
-            stop=bool(flags[0]),
+            stop=facts.stop,
         )
 
     def _gradient_sum(self) -> GradientSum:
         """The sum over the parameters that require gradients now (people freeze and unfreeze)."""
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         if self._gradients is not None:
-            if len(parameters) == len(self._gradients.parameters) and all(
-                map(operator.is_, parameters, self._gradients.parameters)
+            if list(parameters) == self._gradients.names and all(
+                map(operator.is_, parameters.values(), self._gradients.parameters)
             ):
                 return self._gradients
             self._gradients.close()
@@ -256,7 +224,7 @@ class Trainer:
         return self._gradients
 
     def _scales(
-        self, share: Share, plan: Reduction, mine: Mapping[int, NDArray[np.int64]]
+        self, share: Share, division: Division, mine: Mapping[int, NDArray[np.int64]]
     ) -> tuple[Iterator[Any], dict[int, float]]:
         """This worker's grains, and what each counts for in the batch's mean."""
         if self.settings.weight is None:
@@ -264,7 +232,7 @@ class Trainer:
             return share.grains, {n: len(examples) / total for n, examples in mine.items()}
         # The weight of the whole batch must be known before the first backward pass
         data = [self._to_device(next(share.grains)) for _ in mine]
-        weights = np.zeros(max(len(run) for run in plan.runs))
+        weights = np.zeros(division.most_grains)
         weights[: len(data)] = [float(self.settings.weight(grain)) for grain in data]
         records = self.collective.gather(weights.view(np.uint8))
         batch_weight = math.fsum(w for record in records for w in record.view(np.float64))
@@ -289,18 +257,19 @@ class Trainer:
         self.watch("loaded", number, data)
         self.watch("weight", number, scale)
         seed = self.settings.seed
+        seed_everything(key("grain", seed, batch.step, number))
         if self.settings.augment is not None:
             draws = Draws(seed=seed, epoch=batch.epoch, examples=examples)
             data = self.settings.augment(data, draws)
             self.watch("augmented", number, data)
-        seed_everything(key("grain", seed, batch.step, number))
         with self.forward_context():
             loss = self.loss(self.model, data)
         self.watch("loss", number, loss)
-        if loss.numel() != 1:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is {loss!r}"
             raise UserError(
-                f"the loss of a grain has shape {tuple(loss.shape)}; return the mean over its "
-                "examples, a single number"
+                f"the loss of a grain {shape}; return a tensor with one number, the mean over its "
+                "examples"
             )
         gradients.before_backward()
         if scale:  # a grain that counts for nothing may have no loss to speak of (0 / 0)

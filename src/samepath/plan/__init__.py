@@ -2,6 +2,7 @@
 
 from samepath.plan.assignment import assign
 from samepath.plan.order import Batch, Plan, epoch_order
+from samepath.plan.shares import Division, divide
 from samepath.plan.tree import Reduction, reduction
 
-__all__ = ["Batch", "Plan", "Reduction", "assign", "epoch_order", "reduction"]
+__all__ = ["Batch", "Division", "Plan", "Reduction", "assign", "divide", "epoch_order", "reduction"]

@@ -1,0 +1,69 @@
+"""What workers tell each other about a step, in bytes.
+
+In: this worker's losses, flags and buffers. Out: everybody's, put together in the order of grains.
+One small gather per step: it travels while the last bucket does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from samepath.engine.collective import Record
+from samepath.plan.shares import Division
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What everybody knows after a step's grains."""
+
+    loss: float
+    """The batch's mean loss: grain losses by their share. fsum rounds once, so it has no order."""
+    grain_losses: tuple[float, ...]
+    stop: bool
+    """Some worker was asked to stop."""
+    used: list[bool]
+    """Which parameters some grain used."""
+    buffers: list[Record]
+    """Each worker's word on its buffers."""
+
+
+def pack(
+    division: Division,
+    losses: Sequence[float],
+    scales: Sequence[float],
+    used: Sequence[bool],
+    buffers: Record,
+    *,
+    stop: bool,
+) -> Record:
+    """One worker's record; the same length on every worker."""
+    numbers = np.zeros((2, division.most_grains))
+    numbers[0, : len(losses)] = losses
+    numbers[1, : len(scales)] = scales
+    flags = np.array([stop, *used], np.uint8)
+    return np.concatenate([numbers.view(np.uint8).ravel(), flags, buffers])
+
+
+def unpack(division: Division, records: Sequence[Record], num_parameters: int) -> StepFacts:
+    """Everybody's records as facts."""
+    most = division.most_grains
+    split = [16 * most, 16 * most + 1 + num_parameters]
+    numbers, flags, buffers = zip(*(np.split(record, split) for record in records), strict=True)
+    pairs = [
+        (float(loss), float(scale))
+        for worker, run in zip(numbers, division.reduction.runs, strict=True)
+        for loss, scale in worker.view(np.float64).reshape(2, most).T[: len(run)]
+    ]
+    anyone = np.bitwise_or.reduce(flags)
+    return StepFacts(
+        # a grain that counts for nothing may have no loss to speak of (0 / 0)
+        loss=math.fsum(loss * scale for loss, scale in pairs if scale),
+        grain_losses=tuple(loss for loss, _ in pairs),
+        stop=bool(anyone[0]),
+        used=anyone[1:].astype(bool).tolist(),
+        buffers=list(buffers),
+    )

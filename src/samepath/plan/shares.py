@@ -1,0 +1,50 @@
+"""What each worker does of one batch.
+
+In: a batch, a worker count, exact or not. Out: a Division: everybody's grains and how they add up.
+Guaranteed: every example is in exactly one grain. With `exact` the grains are the plan's, whatever
+the worker count; without it every worker has one grain, its whole share, and shares differ by at
+most one example.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samepath.plan.order import Batch
+from samepath.plan.tree import Reduction, reduction, reduction_of
+
+
+@dataclass(frozen=True)
+class Division:
+    """A batch divided among workers."""
+
+    batch: Batch
+    reduction: Reduction
+    exact: bool
+
+    @property
+    def most_grains(self) -> int:
+        """Grains of the worker that has most."""
+        return max(len(run) for run in self.reduction.runs)
+
+    def grains(self, worker: int) -> dict[int, NDArray[np.int64]]:
+        """A worker's grains: number and examples."""
+        run = self.reduction.runs[worker]
+        if self.exact:
+            return {number: self.batch.grain(number) for number in run}
+        examples = self.batch.examples
+        shares = sum(len(run) for run in self.reduction.runs)
+        cuts = [len(examples) * share // shares for share in range(shares + 1)]
+        return {number: examples[cuts[number] : cuts[number + 1]] for number in run}
+
+
+def divide(batch: Batch, num_workers: int, *, exact: bool) -> Division:
+    """Divide a batch among workers; some have nothing when it is too short for all."""
+    if exact:
+        return Division(batch, reduction(batch.num_grains, num_workers), exact)
+    working = min(num_workers, len(batch.examples))
+    runs = [range(min(w, working), min(w + 1, working)) for w in range(num_workers)]
+    return Division(batch, reduction_of(runs), exact)
