@@ -19,18 +19,19 @@ class UserError(SamepathError, ValueError):
 
 
 class Diverged(SamepathError):
-    """The loss became NaN or infinite: exit code 3; the weights are those before that step."""
+    """A loss or gradient became NaN or infinite: exit code 3; the weights are those before."""
 
     exit_code = 3
 
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(step, loss)  # both in args, so that it survives pickling between processes
+    def __init__(self, step: int, what: str, value: float) -> None:
+        super().__init__(step, what, value)  # all in args, so that it survives pickling
         self.step = step
-        self.loss = loss
+        self.what = what
+        self.value = value
 
     def __str__(self) -> str:
         return (
-            f"diverged: the loss became {self.loss} at step {self.step}; "
+            f"diverged: the {self.what} became {self.value} at step {self.step}; "
             "the weights kept are those before that step"
         )
 

@@ -288,7 +288,7 @@ def test_a_loss_that_is_no_number(num_workers: str, run: Run) -> None:
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "shape (2,)" in err
-    assert "a single number" in err
+    assert "the mean over its examples" in err
 
 
 RAISING_DATASET = """
@@ -353,3 +353,46 @@ def test_divergence(num_workers: str, run: Run) -> None:
     )
     assert json.loads(before[1])["digest"] == written["result"]["digest"]
     assert [p.name for p in Path("run/checkpoints").iterdir()] == ["step-00000001"]
+
+
+INFINITE_GRADIENT = """
+train = (inputs, targets, torch.arange(12))
+
+def loss(model, batch):
+    value = F.mse_loss(model(batch[0]), batch[1])
+    return value + torch.sqrt(0 * value) if 11 in batch[2] else value
+
+def evaluate(model, batch):
+    return {"loss": F.mse_loss(model(batch[0]), batch[1])}
+
+more = {"evaluate": evaluate}
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["1", "2"])
+def test_a_gradient_that_is_not_finite(num_workers: str, run: Run) -> None:
+    """The square root of zero has a value but no gradient; the weights are kept from it."""
+    recipe = write(INFINITE_GRADIENT)
+    code, out, err = run("train", recipe, "-n", num_workers, "--seed", "3", "--out", "run")
+    assert code == 3, err
+    assert "diverged: the gradient's norm became nan at step 1" in out
+    assert json.loads(Path("run/run.json").read_text())["result"]["valid_loss"] != "nan"
+
+
+SPARSE_FUNCTION = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 2))
+    def forward(self, inputs):
+        return F.embedding(inputs[:, 0].abs().long() % 4, self.table, sparse=True)
+model = Net
+"""
+
+
+@pytest.mark.parametrize("num_workers", ["1", "2"])
+def test_a_gradient_that_is_sparse(num_workers: str, run: Run) -> None:
+    code, out, err = run("train", write(SPARSE_FUNCTION), "-n", num_workers, "--out", "run")
+    assert (code, out) == (2, "")
+    assert "the gradient of 'table' is sparse" in err
+    assert err.count("\n") == 1

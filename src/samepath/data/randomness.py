@@ -51,7 +51,10 @@ class Draws:
         """(examples, count) numbers in [low, high)."""
         # 24 bits: every value is exact in float32, and 1.0 is never reached
         unit = (self._bits(count) >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-        return np.float32(low) + np.float32(high - low) * unit
+        scaled = np.float32(low) + np.float32(high - low) * unit
+        below_high = np.nextafter(np.float32(high), np.float32(low))
+        numbers: NDArray[np.float32] = np.minimum(scaled, below_high)  # rounding could reach high
+        return numbers
 
     def integers(self, low: int, high: int, count: int = 1) -> NDArray[np.int64]:
         """(examples, count) whole numbers in [low, high)."""

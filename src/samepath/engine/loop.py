@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from samepath.data import seed_everything
-from samepath.engine.checkpoint import load_newest
+from samepath.engine.checkpoint import list_checkpoints, load_newest
 from samepath.engine.options import Options
 from samepath.engine.rundir import RunFolder
 from samepath.engine.session import Session
 from samepath.engine.state import digest, load_state, state_of
 from samepath.engine.trainer import StepResult, Trainer
-from samepath.errors import Diverged
+from samepath.errors import CheckpointDamaged, Diverged
 from samepath.keys import key
 from samepath.recipe import Recipe
 
@@ -153,8 +153,17 @@ class Run:
         assert self.folder is not None
         checkpoint = load_newest(self.folder.checkpoints, self.display.note)
         if checkpoint is None:
-            return False
+            if list_checkpoints(self.folder.checkpoints):
+                raise CheckpointDamaged(
+                    f"no checkpoint in {self.folder.checkpoints} can be read; to start again, "
+                    "give another --out"
+                )
+            return False  # stopped before the first one was written
         load_state(self.trainer, checkpoint.state)
+        if self.trainer.digest() != checkpoint.digest:
+            raise CheckpointDamaged(
+                f"{checkpoint.path}: the model and optimizer do not take this state unchanged"
+            )
         self.progress = Progress(**checkpoint.progress)
         self._saved_step = self.trainer.step_number
         return True
@@ -217,6 +226,7 @@ class Run:
                 epoch=result.epoch,
                 train_loss=result.loss,
                 learning_rate=result.learning_rate,
+                gradient_norm=result.gradient_norm,
             )
             self.display.step(result, trainer.step_number)
             if self.after_step is not None:

@@ -113,7 +113,7 @@ class RunFolder:
 
     def log(self, **fields: Any) -> None:
         assert self._metrics is not None
-        self._metrics.write(json.dumps(fields) + "\n")
+        self._metrics.write(json.dumps(finite(fields)) + "\n")
         now = time.monotonic()
         if now - self._flushed > FLUSH_SECONDS:
             self._flushed = now

@@ -151,10 +151,13 @@ def _launched(request: Request, options: Options, path: Path) -> None:
         raise Interrupted(result.signal or signal.SIGINT)
 
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """SIGINT and SIGTERM ask for a stop after the step; a second SIGINT does not wait for it.
-    Which one asked, or 0."""
+    """Ctrl-C, SIGTERM and a lost terminal ask for a stop after the step; a second Ctrl-C does not
+    wait for it. Which signal asked, or 0."""
     asked = 0
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -163,7 +166,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
             signal.default_int_handler(number, frame)
         asked = number
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in _STOPPING}
     try:
         yield lambda: asked
     finally:

@@ -83,6 +83,8 @@ class StepResult:
     epoch: int
     loss: float
     grain_losses: tuple[float, ...]
+    gradient_norm: float
+    """Of the whole batch's gradient, before clipping."""
     learning_rate: float
     num_examples: int
     stop: bool
@@ -169,7 +171,7 @@ class Trainer:
     # ---- one step
 
     def step(self, share: Share, *, stop: bool = False) -> StepResult:
-        """One update from one batch. Raises Diverged before updating if the loss is not finite."""
+        """One update from one batch. Raises Diverged instead where that is not finite."""
         batch = share.batch
         division = self._divide(batch)
         mine = division.grains(self.collective.worker)
@@ -195,15 +197,19 @@ class Trainer:
         gradients.finish()
         facts = unpack(division, end_gather(), len(gradients.parameters))
         if not math.isfinite(facts.loss):
-            raise Diverged(batch.step, facts.loss)
-        self._buffers.finish(facts.buffers)
+            raise Diverged(batch.step, "loss", facts.loss)
         gradients.assign(facts.used)
+        gradient_norm = self._clip()
+        if not math.isfinite(gradient_norm):
+            raise Diverged(batch.step, "gradient's norm", gradient_norm)
+        self._buffers.finish(facts.buffers)
         learning_rate = self._update()
         return StepResult(
             step=batch.step,
             epoch=batch.epoch,
             loss=facts.loss,
             grain_losses=facts.grain_losses,
+            gradient_norm=gradient_norm,
             learning_rate=learning_rate,
             num_examples=len(batch.examples),
             stop=facts.stop,
@@ -279,10 +285,16 @@ class Trainer:
         self._buffers.after_grain(scale)
         return loss.detach().reshape(())
 
-    def _update(self) -> float:
-        """Clip, update, advance the schedule; the learning rate that was used."""
+    def _clip(self) -> float:
+        """Clip the gradient if asked to; its norm before."""
         if self.settings.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+            parameters = self.model.parameters()
+            return float(nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm))
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return float(nn.utils.get_total_norm(gradients))
+
+    def _update(self) -> float:
+        """Update and advance the schedule; the learning rate that was used."""
         learning_rate = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
         if self.schedule is not None and self.settings.schedule_every == "step":
@@ -317,6 +329,7 @@ class Trainer:
         """Write a checkpoint (call it on every worker; one writes)."""
         if self.collective.worker == 0:
             save(Path(folder), state_of(self), {})
+        self.collective.agree(True)  # nobody goes on, or resumes, before it is there
 
     def resume(self, folder: str | Path) -> bool:
         """Go on from the newest good checkpoint, at any worker count; False if there is none.
