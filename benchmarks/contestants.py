@@ -48,8 +48,8 @@ def job(name: str) -> Job:
             (images, labels),
             lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
             lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-            batch_size=32,
-            grain_size=8,
+            batch_size=64,
+            grain_size=16,
         )
     recipe = find_recipe(name).recipe
     return Job(

@@ -120,6 +120,9 @@ def ratios(times: Times) -> dict[str, Any]:
         "speed-up against the machine's limit": ratio(
             "two independent runs", "samepath, 2 workers", 0.5
         ),
+        "DDP's speed-up against the same limit": ratio(
+            "two independent runs", "DDP, 2 workers", 0.5
+        ),
     }
 
 

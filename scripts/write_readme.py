@@ -19,6 +19,7 @@ _ROWS = {
     "1 worker: throughput against a plain loop": "1 worker, throughput against a plain loop",
     "speed-up from 1 to 2 workers": "speed-up from 1 to 2 workers",
     "speed-up against the machine's limit": "of what two independent runs side by side reach",
+    "DDP's speed-up against the same limit": "the same for DDP",
     "2 workers, exact off: throughput against DDP": "2 workers, `--exact off`, against DDP",
 }
 

@@ -48,8 +48,13 @@ class Bucket(ABC):
         """Move on if that is possible without waiting."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """Wait for everybody's sums and do this worker's part of adding them."""
+
+    @abstractmethod
     def finish(self) -> Tensor:
-        """Wait, and return the total: this worker's own memory, valid until the next launch."""
+        """Wait for the others' parts too, and return the total: this worker's own memory, valid
+        until the next launch. Settling all buckets before finishing any saves waits."""
 
 
 class Collective(ABC):
@@ -252,10 +257,12 @@ class NetworkBucket(Bucket):
             self._work = dist.all_gather_single(total, self._sums[0], group=group, async_op=True)
         self._returned = True
 
-    def finish(self) -> Tensor:
-        assert self._work is not None
+    def settle(self) -> None:
         if not self._plain and not self._returned:
             self._collective.return_chunks(until=self)
+
+    def finish(self) -> Tensor:
+        assert self._work is not None
         wait(self._work)
         return self._rows[0, : self._length]
 

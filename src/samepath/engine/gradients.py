@@ -6,8 +6,8 @@ which grain. A parameter no grain used keeps `.grad` None; one that some grains 
 in the others (x + -0.0 is x for every x), as if those additions had not been made.
 
 A worker keeps finished subtrees on a stack, as in pairwise summation. The pair at the bottom of
-the tree is added by autograd itself, into `.grad`. During the last grain's backward pass each
-gradient is folded into its bucket the moment it exists, and full buckets start travelling.
+the tree is added by autograd itself, into `.grad`. Where sums must travel, each gradient of the
+last grain is folded into its bucket the moment it exists, and full buckets leave at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from samepath.plan import Reduction
 Sums: TypeAlias = list[Tensor | None]
 """One partial sum: a tensor per parameter, None where no grain used it."""
 
-BUCKET_BYTES = 8 << 20
+BUCKET_BYTES = 2 << 20
 ALIGNMENT_BYTES = 64
 
 
@@ -141,15 +141,16 @@ class TreeSum:
         """Before the last grain: sums that it will not complete go to their rows."""
         for row in range(self._num_sums - 1):
             for index, tensor in enumerate(self._stack[row]):
-                self._write(row, index, tensor)
+                self._write(row, index, [] if tensor is None else [tensor])
 
-    def write_last(self, index: int, tensor: Tensor | None, *, merged: int) -> None:
+    def write_last(self, index: int, tensor: Tensor | None) -> None:
         """During the last grain: one value is complete; fold it and start its bucket if full."""
-        for level in range(self._merges[self._grain] - merged):
-            left = self._stack[-1 - level][index]
-            if left is not None:
-                tensor = left if tensor is None else left.add_(tensor)
-        self._write(self._num_sums - 1, index, tensor)
+        merges = self._merges[self._grain]
+        terms = [tensor, *(self._stack[-1 - level][index] for level in range(merges))]
+        present = [term for term in terms if term is not None]
+        while len(present) > 2:
+            present[:2] = [present[1].add_(present[0])]
+        self._write(self._num_sums - 1, index, present)  # which adds the last two in its place
         number = self._slots[index].bucket
         self._missing[number] -= 1
         while self._launched < len(self.buckets) and self._missing[self._launched] == 0:
@@ -166,19 +167,24 @@ class TreeSum:
         for bucket in self.buckets[: self._launched]:
             bucket.progress()
 
-    def _write(self, row: int, index: int, tensor: Tensor | None) -> None:
+    def _write(self, row: int, index: int, terms: list[Tensor]) -> None:
+        """A value, the sum of two, or nothing, to its place in a bucket's row."""
         place = self._view(self.buckets[self._slots[index].bucket].rows[row], index)
-        if tensor is None:
+        self._used[index] |= bool(terms)
+        if not terms:
             place.fill_(-0.0)
+        elif len(terms) == 1:
+            place.copy_(terms[0])
         else:
-            self._used[index] = True
-            place.copy_(tensor)
+            torch.add(terms[1], terms[0], out=place)
 
     def finish(self) -> Sums:
         """The totals. Values nobody had are not told apart here (see `used`)."""
         if not self.buckets:
             (total,) = self._stack
             return total
+        for bucket in self.buckets:
+            bucket.settle()
         totals = [bucket.finish() for bucket in self.buckets]
         return [self._view(totals[slot.bucket], i) for i, slot in enumerate(self._slots)]
 
@@ -199,7 +205,7 @@ class TreeSum:
             if self.buckets and number == len(grains) - 1:
                 self.write_early_sums()
                 for index, tensor in enumerate(sums):
-                    self.write_last(index, tensor, merged=0)
+                    self.write_last(index, tensor)
             else:
                 self.push(list(sums))
         self.launch_rest()
@@ -228,7 +234,8 @@ class GradientSum:
             if self._writing:
                 self._refuse_sparse(index)
                 self._written[index] = True
-                self._tree.write_last(index, parameter.grad, merged=self._merged)
+                self._tree.write_last(index, parameter.grad)
+                parameter.grad = None  # it is in its bucket; the memory can go
 
         return ready
 
@@ -251,12 +258,12 @@ class GradientSum:
 
     def before_backward(self) -> None:
         """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh."""
-        self._merged = int(self._tree.merges_with_previous)
+        self._writing = self._overlap and self._tree.on_last_grain
+        self._merged = int(self._tree.merges_with_previous and not self._writing)
         if self._merged:
             self._tree.pop()  # it is what .grad still holds
         else:
             self._clear()
-        self._writing = self._overlap and self._tree.on_last_grain
         if self._writing:
             self._written = [False] * len(self.parameters)
             self._tree.write_early_sums()
@@ -266,7 +273,7 @@ class GradientSum:
             self._writing = False
             for index, written in enumerate(self._written):
                 if not written:
-                    self._tree.write_last(index, self.parameters[index].grad, merged=self._merged)
+                    self._tree.write_last(index, None)
         else:
             for index in range(len(self.parameters)):
                 self._refuse_sparse(index)

@@ -195,9 +195,11 @@ class SharedBucket(Bucket):
         self._added[self._collective.worker] = self._turn
         self._chunk_added = True
 
-    def finish(self) -> Tensor:
+    def settle(self) -> None:
         if not self._chunk_added:
             self._collective.await_turn(self._posted, self._turn)
             self._add_chunk()
+
+    def finish(self) -> Tensor:
         self._collective.await_turn(self._added, self._turn)
         return self._total.copy_(self._shared_total)
