@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -396,3 +398,23 @@ def test_a_gradient_that_is_sparse(num_workers: str, run: Run) -> None:
     assert (code, out) == (2, "")
     assert "the gradient of 'table' is sparse" in err
     assert err.count("\n") == 1
+
+
+TALKING = """
+def model():
+    print("making the model")
+    return nn.Linear(4, 2)
+"""
+
+
+def test_what_a_recipe_prints_stays_out_of_the_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, as a script would call it."""
+    monkeypatch.chdir(tmp_path)
+    samepath = str(Path(sys.executable).with_name("samepath"))
+    command = [samepath, "train", write(TALKING), "-n", "2", "--steps", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 1
+    assert done.stderr.count("making the model") == 3, "the launcher's check and two workers"

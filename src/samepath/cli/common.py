@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import click
@@ -33,6 +37,23 @@ def parse_counts(text: str) -> list[int]:
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise UserError(f"-n {text}: give worker counts separated by commas, such as 1,2,3")
     return [int(part) for part in parts]
+
+
+@contextmanager
+def stdout_kept_for_json(as_json: bool) -> Iterator[None]:
+    """What a recipe prints goes to standard error, on every worker, when the result is JSON."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def print_json(content: Any) -> None:

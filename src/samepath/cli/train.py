@@ -10,7 +10,12 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import parse_workers, print_json, workers_option
+from samepath.cli.common import (
+    parse_workers,
+    print_json,
+    stdout_kept_for_json,
+    workers_option,
+)
 
 
 @click.command()
@@ -76,18 +81,18 @@ def train(
         loader_workers=loader_workers,
         exact=None if exact is None else exact == "on",
     )
-    result, folder = train_request(
-        Request(
-            recipe=recipe,
-            num_workers=parse_workers(num_workers),
-            asked=asked,
-            out=out,
-            resume=resume,
-            checkpoint_steps=checkpoint_steps,
-            command=tuple(sys.argv),
-            display=None if as_json else LiveDisplay,
-        )
+    request = Request(
+        recipe=recipe,
+        num_workers=parse_workers(num_workers),
+        asked=asked,
+        out=out,
+        resume=resume,
+        checkpoint_steps=checkpoint_steps,
+        command=tuple(sys.argv),
+        display=LiveDisplay,
     )
+    with stdout_kept_for_json(as_json):
+        result, folder = train_request(request)
     if read_place(os.environ).worker == 0:  # under mpirun every worker comes here
         if as_json:
             print_json({**asdict(result), "run": str(folder)})

@@ -59,7 +59,7 @@ def verify(
       samepath verify my_recipe.py -n 1,4 --steps 100
       samepath verify my_recipe.py -n 1,1     is it repeatable at all?
     """
-    from samepath.cli.common import parse_counts, print_json
+    from samepath.cli.common import parse_counts, print_json, stdout_kept_for_json
     from samepath.cli.display import LiveDisplay
     from samepath.engine.options import Asked
     from samepath.engine.verify import VerifyRequest
@@ -79,7 +79,8 @@ def verify(
         tell=lambda text: click.echo(text, err=True),
         display=LiveDisplay,
     )
-    verdict = verify_request(request)
+    with stdout_kept_for_json(as_json):
+        verdict = verify_request(request)
     if as_json:
         print_json(_as_json(verdict))
     else:
