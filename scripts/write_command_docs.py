@@ -20,7 +20,12 @@ def render() -> str:
     """The whole page."""
     parts = [HEAD]
     for name, command in sorted(cli.commands.items()):
-        context = click.Context(command, info_name=f"samepath {name}", max_content_width=100)
+        context = click.Context(
+            command,
+            info_name=f"samepath {name}",
+            terminal_width=100,  # not that of whatever terminal this runs in
+            help_option_names=["-h", "--help"],
+        )
         parts.append(f"## samepath {name}\n\n```\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
 

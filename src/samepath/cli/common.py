@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import click
 
 from samepath.errors import UserError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 workers_option = click.option(
     "-n",
@@ -21,6 +23,24 @@ workers_option = click.option(
     metavar="N",
     help="Workers. auto: all of this machine's cores (or GPUs).",
 )
+
+
+_SHAPING = (
+    click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N."),
+    click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once."),
+    click.option(
+        "--seed", type=int, metavar="S", help="Order, initial weights, dropout, augmentation."
+    ),
+    click.option("--threads", type=int, metavar="T", help="Threads per worker (shapes the bits)."),
+    click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker."),
+)
+
+
+def shaping_options(command: Command) -> Command:
+    """What every command that trains can be told about the path, by the names of `Asked`."""
+    for option in reversed(_SHAPING):
+        command = option(command)
+    return command
 
 
 def parse_workers(text: str) -> int | Literal["auto"]:

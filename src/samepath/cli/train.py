@@ -13,6 +13,7 @@ import click
 from samepath.cli.common import (
     parse_workers,
     print_json,
+    shaping_options,
     stdout_kept_for_json,
     workers_option,
 )
@@ -23,13 +24,7 @@ from samepath.cli.common import (
 @workers_option
 @click.option("--epochs", type=int, metavar="E", help="Where the run ends, also when resumed.")
 @click.option("--steps", type=int, metavar="S", help="Where the run ends, counted in steps.")
-@click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N.")
-@click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once.")
-@click.option(
-    "--seed", type=int, metavar="S", help="Order, initial weights, dropout, augmentation."
-)
-@click.option("--threads", type=int, metavar="T", help="Threads per worker (shapes the bits).")
-@click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker.")
+@shaping_options
 @click.option(
     "--exact",
     type=click.Choice(["on", "off"]),
@@ -42,18 +37,12 @@ from samepath.cli.common import (
 def train(
     recipe: str,
     num_workers: str,
-    epochs: int | None,
-    steps: int | None,
-    batch_size: int | None,
-    grain_size: int | None,
-    seed: int | None,
-    threads: int | None,
-    loader_workers: int | None,
     exact: str | None,
     out: Path | None,
     resume: bool,
     checkpoint_steps: int | None,
     as_json: bool,
+    **asked: int | None,
 ) -> int:
     """Train RECIPE (a built-in name, or a Python file with a recipe() function).
 
@@ -71,20 +60,10 @@ def train(
     from samepath.engine.train import Request
     from samepath.engine.train import train as train_request
 
-    asked = Asked(
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
-        grain_size=grain_size,
-        seed=seed,
-        threads=threads,
-        loader_workers=loader_workers,
-        exact=None if exact is None else exact == "on",
-    )
     request = Request(
         recipe=recipe,
         num_workers=parse_workers(num_workers),
-        asked=asked,
+        asked=Asked(**asked, exact=None if exact is None else exact == "on"),
         out=out,
         resume=resume,
         checkpoint_steps=checkpoint_steps,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from samepath.cli.common import shaping_options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -28,24 +30,13 @@ if TYPE_CHECKING:
     metavar="S",
     help="Steps to take at every count.",
 )
-@click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N.")
-@click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once.")
-@click.option(
-    "--seed", type=int, metavar="S", help="Order, initial weights, dropout, augmentation."
-)
-@click.option("--threads", type=int, metavar="T", help="Threads per worker (shapes the bits).")
-@click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker.")
+@shaping_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def verify(
     recipe: str,
     counts: str | None,
-    steps: int,
-    batch_size: int | None,
-    grain_size: int | None,
-    seed: int | None,
-    threads: int | None,
-    loader_workers: int | None,
     as_json: bool,
+    **asked: int | None,
 ) -> int:
     """Train RECIPE at several worker counts and compare every bit.
 
@@ -68,14 +59,7 @@ def verify(
     request = VerifyRequest(
         recipe=recipe,
         counts=None if counts is None else parse_counts(counts),
-        asked=Asked(
-            steps=steps,
-            batch_size=batch_size,
-            grain_size=grain_size,
-            seed=seed,
-            threads=threads,
-            loader_workers=loader_workers,
-        ),
+        asked=Asked(**asked, exact=None),
         tell=lambda text: click.echo(text, err=True),
         display=LiveDisplay,
     )
