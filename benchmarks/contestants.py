@@ -74,7 +74,11 @@ def samepath_step(
     optimizer = the_job.optimizer(model.parameters())
     trainer = Trainer(collective, model, optimizer, the_job.loss, settings)
     shares = trainer.stream(trainer.source(the_job.data), 0, 1 << 40)
-    return lambda: (trainer.step(next(shares)), None)[1]
+
+    def step() -> None:
+        trainer.step(next(shares))
+
+    return step
 
 
 def plain_step(the_job: Job) -> Step:
