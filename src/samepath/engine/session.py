@@ -20,6 +20,7 @@ from torch.utils import deterministic
 from samepath.data import seed_everything
 from samepath.engine.collective import Alone, Collective, Network
 from samepath.engine.environment import Place, read_place
+from samepath.engine.memory import keep_freed_memory
 from samepath.engine.shared_memory import SharedMemory, same_machine
 from samepath.engine.trainer import Settings, Trainer
 from samepath.errors import UserError
@@ -148,6 +149,7 @@ def start(
     target = torch.device(device)
     if target.type == "cuda":
         torch.cuda.set_device(target)
+    keep_freed_memory()
     set_determinism(threads)
     seed_everything(key("start", seed))
     chosen: Any = link or os.environ.get("SAMEPATH_LINK", "auto")
