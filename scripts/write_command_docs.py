@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -31,4 +32,7 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parents[1] / "docs" / "commands.md").write_text(render())
+    if "--print" in sys.argv:
+        print(render(), end="")
+    else:
+        (Path(__file__).parents[1] / "docs" / "commands.md").write_text(render())

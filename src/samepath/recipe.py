@@ -1,6 +1,7 @@
 """What a user brings, and how it is found.
 
-In: a built-in name, or the path of a Python file with a `recipe()` function. Out: a checked Recipe.
+In: a built-in name, or the path of a Python file with a `recipe()` function, and the path of data
+for it where it takes some. Out: a checked Recipe.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.builtin import BUILT_IN
 from samepath.data import Draws, seed_everything
+from samepath.data.fingerprint import fingerprint
 from samepath.data.sources import Data
 from samepath.errors import UserError
 from samepath.keys import key
@@ -70,6 +74,17 @@ class Recipe:
     """Makes a batch of a Dataset's items, when torch's default does not."""
     loader_workers: int = 0
     """Loader processes per worker, for Datasets. The bits do not depend on it."""
+    train_facts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """What else is known of the training examples: by name, one value for each (malignancy,
+    patient). Training does not see it; `samepath show` and `generate` do."""
+    valid_facts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """The same for the validation examples."""
+    keep_weights: Sequence[int] = ()
+    """Epochs after which the weights are kept, to be looked at later; 0 is before the first."""
+    show: Callable[[Any, Path], Sequence[Any]] | None = None
+    """show(run, folder): draws into a folder what this recipe has to show of a run (an
+    `engine.reopen.ReopenedRun`); the `report.page.Section`s that present it. `samepath show`
+    calls it."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "grain_size", "epochs"):
@@ -104,17 +119,21 @@ class FoundRecipe:
     identity: str
     """What a resumed run must match: the built-in name, or the file's SHA-256."""
     recipe: Recipe
+    data: str | None = None
+    """The path of the data it was given, absolute."""
+    data_identity: str | None = None
+    """What a resumed run must match: a fingerprint of that data."""
 
 
-def find_recipe(name: str) -> FoundRecipe:
-    """The recipe with a built-in name, or of a Python file."""
+def find_recipe(name: str, data: str | None = None) -> FoundRecipe:
+    """The recipe with a built-in name, or of a Python file, on its own data or the given."""
     if name in BUILT_IN:
         module_name, function, _ = BUILT_IN[name]
         module = importlib.import_module(module_name)
-        return FoundRecipe(name, name, getattr(module, function)())
+        return _found(name, name, getattr(module, function), data)
     path = Path(name)
     if path.suffix == ".py" or path.exists():
-        return _recipe_of_file(name, path)
+        return _recipe_of_file(name, path, data)
     near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "built in are: " + ", ".join(BUILT_IN) + "."
     raise UserError(
@@ -122,7 +141,22 @@ def find_recipe(name: str) -> FoundRecipe:
     )
 
 
-def _recipe_of_file(name: str, path: Path) -> FoundRecipe:
+def _found(name: str, identity: str, function: Callable[..., Any], data: str | None) -> FoundRecipe:
+    """What the recipe's function makes, of the given data if any."""
+    if data is None:
+        return FoundRecipe(name, identity, function())
+    if "data" not in inspect.signature(function).parameters:
+        raise UserError(
+            f"--data {data}: the recipe {name!r} brings its own; leave --data out, or give its "
+            f"function a parameter: def {function.__name__}(data=None)"
+        )
+    place = Path(data).resolve()
+    if not place.exists():
+        raise UserError(f"--data {data}: there is no such file or folder; check the path")
+    return FoundRecipe(name, identity, function(data=place), str(place), fingerprint(place))
+
+
+def _recipe_of_file(name: str, path: Path, data: str | None) -> FoundRecipe:
     if not path.is_file():
         raise UserError(f"recipe file {name!r} does not exist; check the path")
     try:
@@ -130,18 +164,18 @@ def _recipe_of_file(name: str, path: Path) -> FoundRecipe:
         seed_everything(key("recipe"))  # a recipe that splits its data unseeded splits it one way
         module = _import_file(path)
         function = getattr(module, "recipe", None)
-        made = None if function is None else function()
+        found = None if function is None else _found(name, identity, function, data)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"recipe file {name!r} raised {where(error, path)}") from error
-    if function is None:
+    if found is None:
         raise UserError(f"recipe file {name!r} has no recipe() function; add one")
-    if not isinstance(made, Recipe):
+    if not isinstance(found.recipe, Recipe):
         raise UserError(
-            f"recipe() in {name!r} returned {type(made).__name__}; return a samepath.Recipe"
+            f"recipe() in {name!r} returned {type(found.recipe).__name__}; return a samepath.Recipe"
         )
-    return FoundRecipe(name, identity, made)
+    return found
 
 
 def _import_file(path: Path) -> ModuleType:

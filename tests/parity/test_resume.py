@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from samepath.engine.loop import RunResult
 from samepath.engine.options import Asked
 from samepath.engine.train import Request, train
+from samepath.errors import UserError
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 STEPS = 10
@@ -186,3 +188,51 @@ def test_a_signal_leaves_a_run_to_continue(
         resumed = run(out, 3 - num_workers, resume=True, steps=end)
         straight = run(tmp_path / f"straight-{num_workers}", 1, steps=end)
         same(resumed, out, straight, tmp_path / f"straight-{num_workers}")
+
+
+def test_beyond_the_target(uninterrupted: tuple[RunResult, Path], tmp_path: Path) -> None:
+    """A run that ended at its target goes on to the end when told to, on the same path."""
+    losses = [line["valid_loss"] for line in metrics(uninterrupted[1]) if "valid_loss" in line]
+    out = tmp_path / "run"
+    reached = run(out, 2, target=losses[0])
+    assert (reached.status, reached.steps) == ("target", STEPS // 2)
+    assert run(out, 1, resume=True).steps == STEPS // 2
+    result = run(out, 3, resume=True, target="none")
+    assert result.status == "finished"
+    same(result, out, *uninterrupted)
+
+
+DATA_RECIPE = """
+import numpy as np
+import torch
+from samepath import Recipe
+
+def recipe(data):
+    inputs = torch.from_numpy(np.load(data))
+    return Recipe(
+        model=lambda: torch.nn.Linear(4, 4), train=inputs, batch_size=6, grain_size=2, epochs=2,
+        loss=lambda model, batch: (model(batch) - batch).square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+"""
+
+
+def test_data_given_on_the_command_line(tmp_path: Path) -> None:
+    """The same at every count; remembered on resume, wherever it moved to; refused if changed."""
+    recipe, data = tmp_path / "recipe.py", tmp_path / "data.npy"
+    recipe.write_text(DATA_RECIPE)
+    np.save(data, np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
+
+    def go(out: str, num_workers: int, **more: Any) -> RunResult:
+        request = Request(recipe=str(recipe), num_workers=num_workers, out=tmp_path / out, **more)
+        return train(request)[0]
+
+    straight = go("straight", 1, data=str(data))
+    go("run", 2, data=str(data), asked=Asked(steps=3))
+    assert go("run", 3, resume=True, asked=Asked(epochs=2)).digest == straight.digest
+    moved = data.rename(tmp_path / "moved.npy")
+    again = go("run", 1, resume=True, data=str(moved))
+    assert again.digest == straight.digest
+    np.save(moved, np.zeros((30, 4), np.float32))
+    with pytest.raises(UserError, match="data_identity"):
+        go("run", 1, resume=True, data=str(moved))

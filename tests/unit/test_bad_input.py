@@ -112,6 +112,23 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no grain": (["train", "digits", "--grain", "0"], ("--grain 0", "at least 1")),
     "no epochs": (["train", "digits", "--epochs", "0"], ("--epochs 0", "at least 1")),
     "negative seed": (["train", "digits", "--seed", "-1"], ("--seed -1", "at least 0")),
+    "no target": (["train", "digits", "--target", "low"], ("--target low", "0.003, or 'none'")),
+    "no number as target": (["train", "digits", "--target", "nan"], ("--target nan", "'none'")),
+    "data for a recipe with its own": (
+        ["train", "digits", "--data", "mine.py"],
+        ("--data mine.py", "brings its own", "def digits(data=None)"),
+    ),
+    "data for a file with its own": (
+        ["verify", "mine.py", "--data", "mine.py"],
+        ("--data mine.py", "brings its own", "def recipe(data=None)"),
+    ),
+    "no such data": (["train", "nodules", "--data", "gone"], ("--data gone", "check the path")),
+    "data of another kind": (["train", "nodules", "--data", "mine.py"], ("mine.py", "npz")),
+    "show of nothing": (["show", "gone"], ("gone holds no run", "check the path")),
+    "generate from nothing": (
+        ["generate", "gone", "--out", "a.npz"],
+        ("gone holds no run", "check the path"),
+    ),
     "missing file": (["train", "gone.py"], ("'gone.py' does not exist",)),
     "resume without out": (["train", "digits", "--resume"], ("--resume needs", "--out")),
     "resume of nothing": (
@@ -136,6 +153,10 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "wrong batch": ("more = {'batch_size': 0}", ("batch_size is 0", "at least 1")),
     "unknown setting": ("more = {'batchsize': 3}", ("mine.py", "batchsize")),
     "a model, not a function": ("model = nn.Linear(4, 2)", ("model is a module", "lambda")),
+    "facts of other examples": (
+        "more = {'train_facts': {'patient': [1, 2]}}",
+        ("train_facts['patient'] has 2 values for 12 examples", "one for each"),
+    ),
     "model raises": (
         "def model():\n    raise OSError('no weights')",
         ("model()", "OSError: no weights", "line 21"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from samepath.data.lidc import LidcShapes, load_lidc_shapes, split_by_patient
 from samepath.recipe import Recipe, find_recipe
+from samepath.recipes.nodules import as_images, categories
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +109,32 @@ def recipe(request: pytest.FixtureRequest) -> Recipe:
 def test_recipes_hold_images_in_the_unit_interval(recipe: Recipe) -> None:
     assert isinstance(recipe.train, torch.Tensor)
     assert isinstance(recipe.valid, torch.Tensor)
-    assert recipe.valid.shape == (256, 1, 16, 16, 16)
-    assert recipe.train.shape[1:] == recipe.valid.shape[1:]
-    for images in (recipe.train, recipe.valid):
+    assert recipe.valid.shape == (256, 16, 16, 16)
+    for volumes in (recipe.train, recipe.valid):
+        images = as_images(volumes)
+        assert images.shape == (len(volumes), 1, 16, 16, 16)
         assert images.dtype == torch.float32
         assert images.min() == 0
         assert images.max() == 1
+
+
+def test_no_patient_is_on_both_sides(recipe: Recipe) -> None:
+    assert not set(recipe.train_facts["patient"]) & set(recipe.valid_facts["patient"])
+
+
+def test_categories_are_by_mean_malignancy() -> None:
+    facts = {"malignancy": np.array([1.0, 2.75, 3.0, 3.25, 5.0], dtype=np.float32)}
+    expected = ["benign", "benign", "indeterminate", "malignant", "malignant"]
+    found = categories(facts)
+    assert found is not None
+    assert found.tolist() == expected
+    labels = categories({"label": np.array([0, 1])})
+    assert labels is not None
+    assert labels.tolist() == ["benign", "malignant"]
+    own = categories({"category": np.array(["a", "b"]), "malignancy": np.array([1.0, 5.0])})
+    assert own is not None
+    assert own.tolist() == ["a", "b"]
+    assert categories({"diameter_mm": np.array([4.0])}) is None
 
 
 def test_recipes_train_on_what_they_say() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
 import click
@@ -24,6 +25,9 @@ workers_option = click.option(
     help="Workers. auto: all of this machine's cores (or GPUs).",
 )
 
+data_option = click.option(
+    "--data", metavar="PATH", help="Data for a recipe that takes some (a file or folder)."
+)
 
 _SHAPING = (
     click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N."),
@@ -49,6 +53,15 @@ def parse_workers(text: str) -> int | Literal["auto"]:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"-n {text}: give a whole number, at least 1, or 'auto'")
     return int(text)
+
+
+def parse_target(text: str) -> float | Literal["none"]:
+    if text == "none":
+        return "none"
+    with suppress(ValueError):
+        if math.isfinite(float(text)):
+            return float(text)
+    raise UserError(f"--target {text}: give a loss, such as 0.003, or 'none'")
 
 
 def parse_counts(text: str) -> list[int]:

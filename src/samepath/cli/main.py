@@ -10,9 +10,12 @@ from typing import NoReturn
 
 import click
 
+from samepath.cli.cubes import cubes
 from samepath.cli.digest import digest
+from samepath.cli.generate import generate
 from samepath.cli.recipes import recipes
 from samepath.cli.run import run
+from samepath.cli.show import show
 from samepath.cli.train import train
 from samepath.cli.verify import verify
 from samepath.errors import SamepathError
@@ -31,7 +34,7 @@ def cli() -> None:
     """
 
 
-for command in (train, verify, run, digest, recipes):
+for command in (train, verify, show, generate, cubes, run, digest, recipes):
     cli.add_command(command)
 
 

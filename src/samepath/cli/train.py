@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 
 from samepath.cli.common import (
+    data_option,
+    parse_target,
     parse_workers,
     print_json,
     shaping_options,
@@ -21,9 +23,13 @@ from samepath.cli.common import (
 
 @click.command()
 @click.argument("recipe")
+@data_option
 @workers_option
 @click.option("--epochs", type=int, metavar="E", help="Where the run ends, also when resumed.")
 @click.option("--steps", type=int, metavar="S", help="Where the run ends, counted in steps.")
+@click.option(
+    "--target", metavar="LOSS", help="Validation loss at which it ends; none: not before the end."
+)
 @shaping_options
 @click.option(
     "--exact",
@@ -36,7 +42,9 @@ from samepath.cli.common import (
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def train(
     recipe: str,
+    data: str | None,
     num_workers: str,
+    target: str | None,
     exact: str | None,
     out: Path | None,
     resume: bool,
@@ -53,6 +61,7 @@ def train(
       samepath train digits
       samepath train my_recipe.py -n 4 --epochs 20 --out runs/a
       samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
+      samepath train nodules --data my_volumes.npz
     """
     from samepath.cli.display import LiveDisplay
     from samepath.engine.environment import read_place
@@ -62,8 +71,13 @@ def train(
 
     request = Request(
         recipe=recipe,
+        data=data,
         num_workers=parse_workers(num_workers),
-        asked=Asked(**asked, exact=None if exact is None else exact == "on"),
+        asked=Asked(
+            **asked,
+            target=None if target is None else parse_target(target),
+            exact=None if exact is None else exact == "on",
+        ),
         out=out,
         resume=resume,
         checkpoint_steps=checkpoint_steps,

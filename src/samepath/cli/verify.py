@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samepath.cli.common import shaping_options
+from samepath.cli.common import data_option, shaping_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("recipe")
+@data_option
 @click.option(
     "-n",
     "counts",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def verify(
     recipe: str,
+    data: str | None,
     counts: str | None,
     as_json: bool,
     **asked: int | None,
@@ -58,6 +60,7 @@ def verify(
 
     request = VerifyRequest(
         recipe=recipe,
+        data=data,
         counts=None if counts is None else parse_counts(counts),
         asked=Asked(**asked, exact=None),
         tell=lambda text: click.echo(text, err=True),

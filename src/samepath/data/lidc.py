@@ -8,13 +8,13 @@ the same everywhere, with no patient on both sides.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
 import numpy.typing as npt
 
+from samepath.data.split import Rows, split_by_group
 from samepath.errors import UserError
 
 NUM_VALIDATION = 256
@@ -58,30 +58,13 @@ def load_lidc_shapes() -> LidcShapes:
 
 def split_by_patient(
     patient: npt.NDArray[np.integer], num_valid: int = NUM_VALIDATION
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Split nodules into training and validation rows, keeping each patient on one side.
-
-    Patients are taken in the order of a hash of their number (no random generator whose stream
-    might change) and go to validation while they fit, so that it holds exactly `num_valid`
-    nodules. Returns the rows for training and for validation, both ascending.
-    """
-    numbers, counts = np.unique(patient, return_counts=True)
-    missing = num_valid
-    chosen: list[int] = []
-    for number, count in sorted(
-        zip(numbers.tolist(), counts.tolist(), strict=True), key=lambda pair: _hash(pair[0])
-    ):
-        if count <= missing:
-            chosen.append(number)
-            missing -= count
-    if missing:
+) -> tuple[Rows, Rows]:
+    """Rows for training and for exactly `num_valid` validation nodules; no patient in both."""
+    train, valid = split_by_group([f"LIDC-IDRI-{number:04d}" for number in patient], num_valid)
+    if len(valid) != num_valid:
         raise UserError(
-            f"no {num_valid} validation nodules can be had from whole patients: {missing} short; "
-            f"ask for fewer (there are {len(patient)} nodules of {len(numbers)} patients)"
+            f"no {num_valid} validation nodules can be had from whole patients: "
+            f"{num_valid - len(valid)} short; ask for fewer "
+            f"(there are {len(patient)} nodules of {len(np.unique(patient))} patients)"
         )
-    is_valid = np.isin(patient, chosen)
-    return np.flatnonzero(~is_valid), np.flatnonzero(is_valid)
-
-
-def _hash(patient: int) -> bytes:
-    return hashlib.sha256(f"LIDC-IDRI-{patient:04d}".encode()).digest()
+    return train, valid

@@ -20,6 +20,7 @@ from samepath.engine.rundir import RunFolder
 from samepath.engine.session import Session
 from samepath.engine.state import digest, load_state, state_of
 from samepath.engine.trainer import StepResult, Trainer
+from samepath.engine.weights import keep_weights
 from samepath.errors import CheckpointDamaged, Diverged
 from samepath.keys import key
 from samepath.recipe import Recipe
@@ -173,6 +174,8 @@ class Run:
         started = self._started = self._last_save = time.perf_counter()
         if self.writes is not None:
             self.writes.open_metrics(self.trainer.step_number)
+        if self.trainer.step_number == 0:
+            self._keep_weights(0)
         status, message = "finished", ""
         try:
             status = self._steps()
@@ -250,7 +253,13 @@ class Run:
             **{f"valid_{name}": value for name, value in self.progress.metrics.items()},
         )
         self.display.epoch(epoch, self.progress.train_loss, self.progress.metrics)
+        self._keep_weights(epoch + 1)
         return self._target_reached()
+
+    def _keep_weights(self, epochs: int) -> None:
+        """After so many epochs, if the recipe wants them. A resumed run writes the same again."""
+        if self.writes is not None and epochs in self.recipe.keep_weights:
+            keep_weights(self.writes.weights, epochs, self.trainer.model)
 
     def _evaluate(self) -> None:
         assert self.recipe.valid is not None
@@ -259,7 +268,7 @@ class Run:
 
     def _target_reached(self) -> bool:
         loss = self.progress.metrics.get("loss")
-        target = self.recipe.target
+        target = self.options.target
         on_epoch_end = self.trainer.step_number % self.options.plan.steps_per_epoch == 0
         return target is not None and loss is not None and on_epoch_end and loss <= target
 

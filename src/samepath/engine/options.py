@@ -8,10 +8,10 @@ loading can.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,7 +23,9 @@ from samepath.keys import key
 from samepath.plan import Plan
 from samepath.recipe import FoundRecipe, Recipe, where
 
-_MAY_CHANGE = ("epochs", "steps", "loader_workers")
+_MAY_CHANGE = ("epochs", "steps", "target", "loader_workers")
+_MAY_MOVE = ("recipe", "data")
+"""Paths: what is there is recognised by its content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,10 @@ class Options:
     """What was typed: a built-in name or a path."""
     identity: str
     """The built-in name, or the SHA-256 of the recipe's file."""
+    data: str | None
+    """The path of the data the recipe was given; None where it brings its own."""
+    data_identity: str | None
+    """The data's fingerprint."""
     batch_size: int
     grain_size: int
     seed: int
@@ -47,6 +53,8 @@ class Options:
     """Where the run ends, also when resumed."""
     steps: int | None
     """Where it ends if that comes first."""
+    target: float | None
+    """The validation loss at which it ends."""
     loader_workers: int
 
     @property
@@ -70,6 +78,8 @@ class Asked:
 
     epochs: int | None = None
     steps: int | None = None
+    target: float | Literal["none"] | None = None
+    """none: go on to the last epoch."""
     batch_size: int | None = None
     grain_size: int | None = None
     seed: int | None = None
@@ -82,6 +92,8 @@ class Asked:
         said = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "said"}
         object.__setattr__(self, "said", {n: v for n, v in said.items() if v is not None})
         for name, value in self.said.items():
+            if name == "target":
+                continue
             least = 0 if name in ("seed", "loader_workers", "exact", "steps") else 1
             if value < least:
                 raise UserError(f"--{_flag(name)} {value}: it must be at least {least}")
@@ -97,6 +109,8 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
     options = Options(
         recipe=found.name,
         identity=found.identity,
+        data=found.data,
+        data_identity=found.data_identity,
         batch_size=recipe.batch_size,
         grain_size=recipe.grain_size,
         seed=0,
@@ -107,6 +121,7 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         num_examples=len(training_source(recipe)),
         epochs=recipe.epochs,
         steps=None,
+        target=recipe.target,
         loader_workers=recipe.loader_workers,
     )
     if earlier is not None:
@@ -118,7 +133,8 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         options = replace(options, epochs=max(options.epochs, -(-asked.said["steps"] // per_epoch)))
     if "epochs" in asked.said and "steps" not in asked.said:
         options = replace(options, steps=None)
-    options = replace(options, **asked.said)
+    said = asked.said | ({"target": None} if asked.target == "none" else {})
+    options = replace(options, **said)
     if earlier is not None:
         _refuse_changes(earlier, asdict(options))
     if not options.num_examples:
@@ -134,7 +150,7 @@ def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [
         f"{name} (was {before.get(name)!r}, now {value!r})"
         for name, value in now.items()
-        if name not in _MAY_CHANGE and name != "recipe" and before.get(name) != value
+        if name not in (*_MAY_CHANGE, *_MAY_MOVE) and before.get(name) != value
     ]
     if changed:
         raise UserError(
@@ -175,12 +191,25 @@ def refuse_recipe(recipe: Recipe, options: Options, num_workers: int) -> None:
     schedule = None
     if recipe.schedule is not None:
         schedule = _made("schedule", options, recipe.schedule, optimizer)
-    if recipe.valid is None and recipe.target is not None:
-        raise UserError("the recipe has a target but no validation data; give it `valid`")
+    if recipe.valid is None and options.target is not None:
+        raise UserError("there is a target but no validation data; give the recipe `valid`")
     if recipe.valid is None and isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError("ReduceLROnPlateau needs validation data; give the recipe `valid`")
-    if recipe.valid is not None and not len(as_source(recipe.valid, seed=0)):
-        raise UserError("the validation data is empty; give some examples, or leave `valid` out")
+    if recipe.valid is not None:
+        num_valid = len(as_source(recipe.valid, seed=0))
+        if not num_valid:
+            raise UserError("the validation data is empty; give some examples, or leave it out")
+        _refuse_facts("valid_facts", recipe.valid_facts, num_valid)
+    _refuse_facts("train_facts", recipe.train_facts, options.num_examples)
+
+
+def _refuse_facts(name: str, facts: Mapping[str, Any], num_examples: int) -> None:
+    for fact, values in facts.items():
+        if len(values) != num_examples:
+            raise UserError(
+                f"{name}[{fact!r}] has {len(values)} values for {num_examples} examples; "
+                "give one for each"
+            )
 
 
 def _made(what: str, options: Options, make: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A run's folder: `run.json`, `metrics.jsonl`, `checkpoints/`.
+"""A run's folder: `run.json`, `metrics.jsonl`, `checkpoints/`, `weights/`.
 
 In: options, metrics, states, a result. Out: files. Guaranteed: another run is never overwritten;
 `run.json` is replaced whole; metrics of steps that a resumed run repeats are written once.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.weights = path / "weights"
         self._metrics: IO[str] | None = None
         self._flushed = 0.0
 
@@ -100,15 +102,8 @@ class RunFolder:
     def open_metrics(self, step: int) -> None:
         """Get ready to log what follows a step; what an earlier start wrote beyond it goes."""
         file = self.path / "metrics.jsonl"
-        kept = ""
-        if file.exists():
-            for line in file.read_text().splitlines():
-                try:
-                    if json.loads(line)["step"] <= step:
-                        kept += line + "\n"
-                except ValueError:
-                    break  # the last line of a run that was killed while writing it
-        checkpoint.write_atomically(file, kept)
+        kept = [line for line, fields in self._metrics_lines() if fields["step"] <= step]
+        checkpoint.write_atomically(file, "".join(line + "\n" for line in kept))
         self._metrics = file.open("a")
 
     def log(self, **fields: Any) -> None:
@@ -125,8 +120,16 @@ class RunFolder:
             self._metrics = None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        lines = (self.path / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        """All lines, also of a run under way."""
+        return [fields for _, fields in self._metrics_lines()]
+
+    def _metrics_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        file = self.path / "metrics.jsonl"
+        for line in file.read_text().splitlines() if file.exists() else ():
+            try:
+                yield line, json.loads(line)
+            except ValueError:
+                return  # the last line of a run that is writing it, or was killed while it was
 
     # ---- checkpoints
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from samepath.errors import CheckpointDamaged, UserError
 
@@ -61,15 +61,25 @@ def state_of(trainer: Trainer) -> State:
     return State(tensors, structure)
 
 
+def load_model(model: nn.Module, state: State) -> None:
+    """Put a model, and nothing else, into a state."""
+    try:
+        model.load_state_dict(_decode(state.structure["model"], state.tensors))
+        buffers = dict(model.named_buffers())
+        for name, value in _decode(state.structure["buffers"], state.tensors).items():
+            buffers[name].copy_(value)
+    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        raise CheckpointDamaged(
+            f"the checkpoint does not fit this recipe's model: {error}"
+        ) from error
+
+
 def load_state(trainer: Trainer, state: State) -> None:
     """Put a trainer into a state."""
     structure = state.structure
     try:
         model = trainer.model
-        model.load_state_dict(_decode(structure["model"], state.tensors))
-        buffers = dict(model.named_buffers())
-        for name, value in _decode(structure["buffers"], state.tensors).items():
-            buffers[name].copy_(value)
+        load_model(model, state)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         packed = trainer.optimizer.state_dict()
         order = [

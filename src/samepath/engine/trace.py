@@ -91,7 +91,7 @@ class Trace:
 def record(job: Job) -> None:
     """One worker's whole life."""
     options = job.options
-    recipe = find_recipe(options.recipe).recipe
+    recipe = find_recipe(options.recipe, options.data).recipe
     with start(seed=options.seed, threads=options.threads) as session, stop_signals() as asked:
         display: Display = Silent()
         if job.display is not None and session.is_first:

@@ -33,6 +33,8 @@ class Request:
     """What a person asked for."""
 
     recipe: str
+    data: str | None = None
+    """Data for a recipe that takes some."""
     num_workers: int | Literal["auto"] = "auto"
     asked: Asked = field(default_factory=Asked)
     out: Path | None = None
@@ -53,7 +55,7 @@ def available_workers() -> int:
 
 def train(request: Request) -> tuple[RunResult, Path]:
     """Run a request; the result and the run's folder."""
-    found = find_recipe(request.recipe)
+    found = find_recipe(request.recipe, _data_of(request))
     place = read_place(os.environ)
     if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
         request = replace(request, num_workers=_given_workers(request, place.num_workers))
@@ -67,6 +69,14 @@ def train(request: Request) -> tuple[RunResult, Path]:
             stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
             folder.write_status("interrupted" if stopped else "failed")
         raise
+
+
+def _data_of(request: Request) -> str | None:
+    """The data that was named, or, on resume, that the run had."""
+    if request.data is None and request.resume and request.out is not None:
+        data: str | None = RunFolder(request.out).read()["config"].get("data")
+        return data
+    return request.data
 
 
 def _launch(request: Request, options: Options, folder: RunFolder) -> RunResult:
@@ -124,7 +134,7 @@ def _work(
     request: Request, options: Options, path: Path, found: FoundRecipe | None = None
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
-    found = found or find_recipe(options.recipe)
+    found = found or find_recipe(options.recipe, options.data)
     with start(seed=options.seed, threads=options.threads) as session, stop_signals() as asked:
         display = None
         if request.display is not None and session.is_first:

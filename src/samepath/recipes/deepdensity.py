@@ -186,8 +186,10 @@ def covariances(mixture: Mixture) -> Tensor:
     return scaled @ scaled.transpose(-1, -2)
 
 
-def evaluate_density(mixture: Mixture, side: int) -> Tensor:
+def evaluate_density(mixture: Mixture, side: int, planes: slice = slice(None)) -> Tensor:
     """Evaluate mixtures (eq. 7) at the centres of the voxels of [-1, 1]^n: (B, side^n).
+
+    `planes` limits it to a part of the first axis, for images too large to be made at once.
 
     A Gaussian's logarithm is a polynomial of degree two in the coordinates. So the logarithms of
     all components at all voxels are one product of monomials (V x M) and coefficients (M x B K),
@@ -198,7 +200,7 @@ def evaluate_density(mixture: Mixture, side: int) -> Tensor:
     """
     density: Tensor
     density, _ = _SumOfExponentials.apply(  # type: ignore[no-untyped-call]
-        _log_density_coefficients(mixture), _monomials(side, mixture.mu)
+        _log_density_coefficients(mixture), _monomials(side, mixture.mu, planes)
     )
     return density
 
@@ -293,7 +295,7 @@ def _pairs(num_dims: int, like: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=like.dtype, device=like.device).T
 
 
-def _monomials(side: int, like: Tensor) -> Tensor:
+def _monomials(side: int, like: Tensor, planes: slice = slice(None)) -> Tensor:
     """(M, side^n): 1, x_i, x_i x_j (i <= j) at the voxels' centres, for means `like` (B, K, n).
 
     Made on every call, at a thousandth of a step's cost: kept, it would be a float buffer, and
@@ -301,7 +303,7 @@ def _monomials(side: int, like: Tensor) -> Tensor:
     """
     num_dims = like.shape[-1]
     centres = (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) * (2.0 / side) - 1.0
-    axes = torch.meshgrid(*[centres] * num_dims, indexing="ij")
+    axes = torch.meshgrid(centres[planes], *[centres] * (num_dims - 1), indexing="ij")
     coordinates = [axis.flatten() for axis in axes]
     products = [
         coordinates[i] * coordinates[j]

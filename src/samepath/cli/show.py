@@ -1,0 +1,36 @@
+"""`samepath show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to draw into.  [RUN/show]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def show(run: Path, out: Path | None, as_json: bool) -> None:
+    """Draw what RUN learned: loss curves, and what its recipe has to show, on one page.
+
+    Works on runs that have ended and on runs under way. For the nodules: originals against
+    estimates, the mixtures as ellipsoids, and how reconstructions sharpen over epochs.
+
+    \b
+    Example: samepath show runs/nodules-1
+    """
+    from rich.console import Console
+
+    from samepath.cli.common import print_json, stdout_kept_for_json
+    from samepath.report.show import show_run
+
+    with stdout_kept_for_json(as_json), Console(stderr=True).status("drawing ..."):
+        page = show_run(run, out)
+    pictures = sorted(str(path) for path in page.parent.glob("*.png"))
+    if as_json:
+        print_json({"page": str(page), "pictures": pictures})
+    else:
+        for picture in pictures:
+            click.echo(picture)
+        click.echo(page)

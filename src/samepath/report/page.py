@@ -1,0 +1,65 @@
+"""One self-contained page: pictures, tables and words in a single HTML file.
+
+In: a title and sections. Out: a file that opens anywhere, also without a network: pictures are
+inside it. Guaranteed: all text is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samepath.engine.checkpoint import write_atomically
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
+       color: #1a1a1a; background: #fff; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+img { max-width: 100%; height: auto; }
+table { border-collapse: collapse; font-size: 0.9rem; }
+th, td { text-align: left; padding: 0.25rem 1rem 0.25rem 0; border-bottom: 1px solid #ddd;
+         overflow-wrap: anywhere; vertical-align: top; }
+p { max-width: 46rem; }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading with words, a table (its first row the header) and a picture, each optional."""
+
+    heading: str
+    words: str = ""
+    table: Sequence[Sequence[str]] = ()
+    picture: Path | None = None
+
+
+def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write the page, replacing an older one whole."""
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>",
+    ]
+    for section in sections:
+        parts.append(f"<h2>{html.escape(section.heading)}</h2>")
+        if section.words:
+            parts.append(f"<p>{html.escape(section.words)}</p>")
+        if section.table:
+            parts.append(_table(section.table))
+        if section.picture is not None:
+            data = base64.b64encode(section.picture.read_bytes()).decode()
+            name = html.escape(section.heading, quote=True)
+            parts.append(f'<img alt="{name}" src="data:image/png;base64,{data}">')
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, "\n".join(parts) + "\n")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    def line(row: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+
+    head, *body = rows
+    return "<table>" + line(head, "th") + "".join(line(row, "td") for row in body) + "</table>"

@@ -1,0 +1,47 @@
+"""What a run has to show, as pictures and one page.
+
+In: a run's folder. Out: a folder with `losses.png`, whatever the recipe draws (`Recipe.show`), and
+`index.html`, which holds it all. Guaranteed: the run itself is not changed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from samepath.engine.reopen import ReopenedRun, reopen
+from samepath.errors import UserError
+from samepath.report.nodules import draw_losses
+from samepath.report.page import Section, write_page
+
+
+def show_run(path: Path, out: Path | None = None) -> Path:
+    """Draw a run; the page's path. `out` is the folder to draw into, RUN/show if not given."""
+    run = reopen(path)
+    folder = out or path / "show"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; give a folder")
+    sections = [Section(heading="The run", table=_facts(run))]
+    if run.losses_by_epoch():
+        picture = folder / "losses.png"
+        draw_losses({path.name: path}, picture, title=f"{run.config['recipe']}: loss")
+        sections.append(Section(heading="Loss", picture=picture))
+    if run.recipe.show is not None:
+        sections += run.recipe.show(run, folder)
+    page = folder / "index.html"
+    write_page(page, f"{path.name}: {run.config['recipe']}", sections)
+    return page
+
+
+def _facts(run: ReopenedRun) -> list[list[str]]:
+    config, result = run.config, run.record["result"] or {}
+    rows = [["", ""], ["status", run.record["status"]]]
+    for name in ("steps", "epochs", "train_loss", "valid_loss", "num_workers", "digest"):
+        if result.get(name) is not None:
+            value = result[name]
+            rows.append([name, f"{value:.6g}" if isinstance(value, float) else str(value)])
+    for name in ("recipe", "data", "batch_size", "grain_size", "seed", "threads"):
+        if config.get(name) is not None:
+            rows.append([name, str(config[name])])
+    rows.append(["command", " ".join(run.record["starts"][-1]["command"])])
+    rows.append(["torch", run.record["starts"][-1]["versions"]["torch"]])
+    return rows

@@ -1,0 +1,257 @@
+"""Looking at a run and generating from it: a small DeepDensity trained for a moment."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from samepath.data.images import read_nifti
+from samepath.data.volumes import load_volumes
+from samepath.engine.options import Asked
+from samepath.engine.reopen import reopen
+from samepath.engine.train import Request, train
+from samepath.errors import CheckpointDamaged, UserError
+from samepath.recipes.deepdensity import DeepDensity, Mixture, evaluate_density
+from samepath.recipes.generate import GenerateRequest, generate
+from samepath.recipes.generation import Generator, encode, render
+from samepath.report.show import show_run
+
+RECIPE = """
+import numpy as np
+import torch
+from samepath import Recipe
+from samepath.recipes.deepdensity import DeepDensity
+from samepath.recipes.nodules import _show, reconstruction_loss
+
+def blobs(count, seed):
+    random = np.random.default_rng(seed)
+    category = np.array(["large", "small"])[random.integers(2, size=count)]
+    grid = (np.indices((8, 8, 8)) + 0.5) / 4 - 1
+    centre = random.uniform(-0.2, 0.2, (count, 3, 1, 1, 1))
+    width = np.where(category == "large", 0.45, 0.25) * random.uniform(0.8, 1.2, count)
+    square = ((grid - centre) / width[:, None, None, None, None]) ** 2
+    volumes = np.exp(-0.5 * square.sum(1)).astype(np.float32)
+    return torch.from_numpy(volumes), {"category": category, "side_mm": 20 * width}
+
+def recipe():
+    (train, train_facts), (valid, valid_facts) = blobs(120, 0), blobs(60, 1)
+    return Recipe(
+        model=lambda: DeepDensity(side=8, num_filters=4, num_components=4),
+        train=train, valid=valid, train_facts=train_facts, valid_facts=valid_facts,
+        loss=reconstruction_loss,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        batch_size=24, grain_size=8, epochs=20, keep_weights=(0, 1, 20), show=_show,
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blobs")
+    (folder / "blobs.py").write_text(RECIPE)
+    request = Request(recipe=str(folder / "blobs.py"), num_workers=1, out=folder / "run")
+    return train(request)[1]
+
+
+@pytest.fixture(scope="module")
+def generator(run: Path) -> Generator:
+    reopened = reopen(run)
+    return Generator(reopened.model()[0], reopened.recipe)
+
+
+# ---- weights along the way
+
+
+def test_the_last_weights_kept_are_the_runs(run: Path) -> None:
+    reopened = reopen(run)
+    assert reopened.kept_epochs() == [0, 1, 20]
+    newest, kept = reopened.model()[0], reopened.model(20)[0]
+    for one, other in zip(newest.parameters(), kept.parameters(), strict=True):
+        assert torch.equal(one, other)
+    first = reopened.model(0)[0]
+    assert not torch.equal(next(first.parameters()), next(newest.parameters()))
+
+
+def test_weights_are_the_same_at_another_worker_count(run: Path, tmp_path: Path) -> None:
+    request = Request(
+        recipe=str(run.parent / "blobs.py"),
+        num_workers=2,
+        out=tmp_path / "two",
+        asked=Asked(epochs=1),
+    )
+    other = train(request)[1]
+    for epochs in (0, 1):
+        name = f"weights/epoch-{epochs:05d}.safetensors"
+        assert (other / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_an_epoch_not_kept_is_refused(run: Path) -> None:
+    with pytest.raises(UserError, match="kept the weights after 0, 1, 20; choose one"):
+        reopen(run).model(7)
+
+
+def test_damaged_weights_are_named(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    (copy / "weights").mkdir(parents=True)
+    (copy / "run.json").write_text((run / "run.json").read_text())
+    content = bytearray((run / "weights/epoch-00001.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copy / "weights/epoch-00001.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointDamaged, match=r"epoch-00001.*do not match their digest"):
+        reopen(copy).model(1)
+
+
+def test_a_recipe_that_changed_is_refused(run: Path, tmp_path: Path) -> None:
+    config = json.loads((run / "run.json").read_text())
+    config["config"]["identity"] = "0" * 64
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="has changed since the run"):
+        reopen(tmp_path)
+
+
+# ---- show
+
+
+def test_show_draws_a_page_that_stands_alone(run: Path, tmp_path: Path) -> None:
+    page = show_run(run, tmp_path / "shown")
+    names = {path.name for path in page.parent.iterdir()}
+    pictures = {"losses.png", "reconstructions.png", "ellipsoids.png", "sharpening.png"}
+    assert names == pictures | {"index.html"}
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == len(pictures)
+    assert "http" not in text.replace("http-equiv", "")
+    assert json.loads((run / "run.json").read_text())["result"]["digest"] in text
+
+
+# ---- codes and samples
+
+
+def test_codes_give_the_reconstruction_back(run: Path) -> None:
+    reopened = reopen(run)
+    model, _ = reopened.model()
+    assert isinstance(model, DeepDensity)
+    assert isinstance(reopened.recipe.train, torch.Tensor)
+    volumes = reopened.recipe.train[:10]
+    codes = encode(model, volumes)
+    mass = torch.from_numpy(8.0 * np.exp(codes[:, -1])).float()
+    with torch.no_grad():
+        again = render(model.decode(torch.from_numpy(codes[:, :-1]).float()), mass, 8)
+        expected = model(volumes[:, None]).squeeze(1).clamp(0, 1)
+    torch.testing.assert_close(torch.from_numpy(again), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rendering_in_parts_is_rendering(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = generator.generate(3, "small", side=12, seed=0)
+    monkeypatch.setattr("samepath.recipes.generation._CHUNK", 12 * 12 * 4 * 5)
+    again = generator.generate(3, "small", side=12, seed=0)
+    np.testing.assert_allclose(again.volumes, made.volumes, rtol=1e-6, atol=1e-7)
+
+
+def test_planes_are_a_part_of_the_whole() -> None:
+    made = torch.Generator().manual_seed(0)
+    heads = [torch.randn(2, 3, *shape, generator=made) for shape in ((), (3,), (3,), (3,))]
+    mixture = DeepDensity(side=8, num_components=3).decode(
+        torch.cat([head.flatten(1) for head in heads], dim=1)
+    )
+    assert isinstance(mixture, Mixture)
+    whole = evaluate_density(mixture, 6).view(2, 6, 36)
+    part = evaluate_density(mixture, 6, slice(2, 5)).view(2, 3, 36)
+    torch.testing.assert_close(part, whole[:, 2:5], rtol=1e-5, atol=1e-6)
+
+
+def test_a_nodule_does_not_depend_on_the_count_or_the_resolution(generator: Generator) -> None:
+    few, many = (generator.generate(n, "large", side=8, seed=3) for n in (2, 30))
+    assert np.array_equal(few.volumes, many.volumes[:2])
+    assert np.array_equal(few.keys, many.keys[:2])
+    fine = generator.generate(2, "large", side=16, seed=3)
+    pooled = fine.volumes.reshape(2, 8, 2, 8, 2, 8, 2).mean((2, 4, 6))
+    assert np.abs(pooled - few.volumes).max() < 0.1
+    other = generator.generate(2, "large", side=8, seed=4)
+    assert not np.array_equal(few.volumes, other.volumes)
+
+
+def test_categories_differ_as_the_real_ones_do(generator: Generator) -> None:
+    large, small = (generator.generate(100, name, side=8, seed=0) for name in ("large", "small"))
+    assert large.volumes.mean() > 1.5 * small.volumes.mean()
+    assert large.side_mm is not None
+    assert small.side_mm is not None
+    assert large.side_mm.mean() == pytest.approx(9.0, rel=0.1)
+    assert small.side_mm.mean() == pytest.approx(5.0, rel=0.1)
+    everything = generator.generate(100, None, side=8, seed=0)
+    assert 25 < (everything.category == "large").sum() < 75
+
+
+# ---- files
+
+
+def test_one_file_with_seeds_and_provenance(run: Path, tmp_path: Path) -> None:
+    request = GenerateRequest(run=run, out=tmp_path / "new.npz", count=40, category="large", seed=5)
+    result = generate(request)
+    beside = {"new.npz", "new.provenance.json", "new.nodules.png", "new.measures.png"}
+    assert {path.name for path in tmp_path.iterdir()} == beside
+    with np.load(result.out, allow_pickle=False) as arrays:
+        assert arrays["volumes"].shape == (40, 8, 8, 8)
+        assert set(arrays["category"]) == {"large"}
+        assert len(set(arrays["key"].tolist())) == 40
+        provenance = json.loads(str(arrays["provenance"]))
+    assert provenance["seed"] == 5
+    assert provenance["weights_digest"] == reopen(run).model()[1]
+    assert result.judgement is not None
+    assert provenance["judgement"]["num_generated"] == 40
+    assert len(result.table) > 8
+    again = load_volumes(result.out)  # fit to be trained on
+    assert again.cubes.shape == (40, 8, 8, 8)
+
+
+def test_a_folder_of_nifti_files(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new.nii.gz"
+    result = generate(GenerateRequest(run=run, out=out, count=3, side=12, epoch=1))
+    assert result.out == tmp_path / "new"
+    assert result.judgement is None
+    assert result.why_not_judged == "3 generated nodules are too few to judge"
+    with (result.out / "facts.csv").open() as file:
+        facts = list(csv.DictReader(file))
+    assert [row["file"] for row in facts] == [f"nodule-{i}.nii.gz" for i in range(3)]
+    volume, spacing = read_nifti(result.out / "nodule-0.nii.gz")
+    assert volume.shape == (12, 12, 12)
+    assert spacing == pytest.approx([float(facts[0]["side_mm"]) / 12] * 3)
+    assert json.loads((result.out / "provenance.json").read_text())["epoch"] == 1
+    assert load_volumes(result.out).cubes.shape == (3, 12, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 0}, "--count 0: give at least 1"),
+        ({"side": 3}, "--side 3: give 4 to 512 voxels"),
+        ({"category": "huge"}, r"--category huge: the training nodules are large \(\d+\), small"),
+        ({"epoch": 3}, "--epoch 3: .* kept the weights after 0, 1, 20"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_written(
+    run: Path, tmp_path: Path, changes: dict[str, int | str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        generate(GenerateRequest(run=run, out=tmp_path / "new.npz", **changes))  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.provenance.json").write_text("mine")
+    with pytest.raises(UserError, match=r"new\.provenance\.json exists; give another name"):
+        generate(GenerateRequest(run=run, out=tmp_path / "new.npz"))
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    request = Request(recipe="digits", num_workers=1, out=tmp_path / "run", asked=Asked(steps=1))
+    run = train(request)[1]
+    with pytest.raises(UserError, match="DeepDensity in three dimensions"):
+        generate(GenerateRequest(run=run, out=tmp_path / "new.npz"))
+    assert {path.name for path in show_run(run).parent.iterdir()} == {"index.html"}
