@@ -12,10 +12,10 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from samepath.report.curves import draw_losses
 from samepath.report.ellipsoids import Floats, camera, picture_ellipsoids, picture_surface
 from samepath.report.nodules import (
     draw_ellipsoids,
-    draw_losses,
     draw_measures,
     draw_real_and_generated,
     draw_reconstructions,

@@ -1,7 +1,7 @@
 """What DeepDensity made of lung nodules, on paper.
 
 In: volumes (N, s, s, s) in [0, 1] with axes (z, y, x), the numbers of their mixtures, measures of
-nodules, run folders. Out: a PNG each, about 1300 pixels wide, its folder made if need be.
+nodules. Out: a PNG each, about 1300 pixels wide, its folder made if need be.
 Guaranteed: grey means the same in every tile (black 0, white 1); a long name is wrapped and cut,
 and never runs into a picture.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -19,19 +18,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from samepath.engine.rundir import RunFolder
 from samepath.report.ellipsoids import (
     CUBE_WIDTH,
-    DPI,
     Floats,
-    Sheet,
-    central_slices,
-    clip,
     picture_ellipsoids,
     picture_surface,
-    save_figure,
-    title_size,
 )
+from samepath.report.sheet import DPI, Sheet, central_slices, clip, save_figure, title_size
 
 MASS_SHOWN = 0.99
 """Ellipsoids are drawn for the fewest components that carry this share of a nodule's mass."""
@@ -216,71 +209,6 @@ def draw_measures(
     entries = figure.axes[0].get_legend_handles_labels()
     figure.legend(*entries, loc="outside upper center", ncols=2, frameon=False, fontsize=11)
     save_figure(figure, out)
-
-
-def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
-    """Training and validation loss by epoch, and validation loss by time, of runs by label.
-
-    Runs on the same path lie on each other at the left, wide and pale below, narrow and dark on
-    top, and apart at the right if they took different times.
-    """
-    figure = Figure(figsize=(10.0, 4.6))
-    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
-    by_epoch, by_time = figure.subplots(1, 2, sharey=True)
-    found = {label: _epochs_of(folder) for label, folder in runs.items()}
-    longest = max((line["time"] for lines in found.values() for line in lines), default=0.0)
-    unit, seconds = ("hours", 3600.0) if longest > 7200.0 else ("minutes", 60.0)
-    unit, seconds = (unit, seconds) if longest > 120.0 else ("seconds", 1.0)
-    widths = np.geomspace(8.0, 1.6, len(runs)) if len(runs) > 1 else np.array([2.0])
-    shades = np.linspace(0.32, 1.0, len(runs)) if len(runs) > 1 else np.array([0.85])
-    for (label, lines), width, shade in zip(found.items(), widths, shades, strict=True):
-        for name, key, hue in (
-            ("training", "epoch_train_loss", "Oranges"),
-            ("validation", "valid_loss", "Blues"),
-        ):
-            there = [line for line in lines if line.get(key) is not None]
-            losses = [float(line[key]) for line in there]
-            how: dict[str, Any] = {
-                "color": colormaps[hue](shade),
-                "linewidth": width,
-                "marker": "o" if len(there) <= 30 else "",
-                "markersize": width + 3.0,
-            }
-            epochs = [line["epoch"] + 1 for line in there]
-            by_epoch.plot(epochs, losses, label=f"{name}, {clip(label, 60)}", **how)
-            if key == "valid_loss":
-                how |= {"linewidth": 1.0 + width / 3.0, "markersize": 3.0 + width / 3.0}
-                by_time.plot([line["time"] / seconds for line in there], losses, **how)
-    by_epoch.set(xlabel="epoch", ylabel="loss", yscale="log", title="by epoch")
-    by_time.set(xlabel=unit, title="validation, by time")
-    by_epoch.xaxis.get_major_locator().set_params(integer=True)
-    for axes in (by_epoch, by_time):
-        axes.grid(alpha=0.3, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=title_size(title), weight="bold", parse_math=False)
-    fitting = 110 // (max(map(len, runs)) + len("validation, and a line"))
-    fitting = max(1, min(len(runs), fitting))
-    legend = figure.legend(loc="outside lower center", ncols=fitting, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    save_figure(figure, out)
-
-
-def _epochs_of(folder: Path) -> list[dict[str, Any]]:
-    """A run's lines at ends of epochs, each with `time`: seconds of training up to it.
-
-    `seconds` begins anew at every start of the run: where it falls, what went before is added. (A
-    start is overlooked only if its first step took longer than all that went before.)
-    """
-    earlier = last = 0.0
-    epochs = []
-    for line in RunFolder(folder).read_metrics():
-        if line["seconds"] < last:
-            earlier += last
-        last = line["seconds"]
-        if "epoch_train_loss" in line:
-            epochs.append({**line, "time": earlier + last})
-    return epochs
 
 
 def _bins(values: Floats) -> Floats:

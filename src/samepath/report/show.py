@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samepath.engine.reopen import ReopenedRun, reopen
 from samepath.errors import UserError
-from samepath.report.nodules import draw_losses
+from samepath.report.curves import draw_losses
 from samepath.report.page import Section, write_page
 
 
