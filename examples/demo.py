@@ -1,6 +1,6 @@
 """`make demo`: real lung-nodule shapes, trained at 1 and at 2 workers, with one result.
 
-Takes about a minute on two cores. Writes the runs and a picture to demo/.
+Takes about a minute on two cores. Writes the runs, a picture and a page to demo/.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from samepath.cli.display import LiveDisplay
 from samepath.engine.options import Asked
 from samepath.engine.train import Request, train
 from samepath.report.curves import draw_loss_curves
+from samepath.report.show import show_run
 
 
 def main() -> int:
@@ -74,6 +75,8 @@ def main() -> int:
         title=f"{options.recipe}: the same path at 1 and 2 workers",
     )
     console.print(f"The two loss curves lie on each other: {picture}")
+    page = show_run(options.out / "2-workers")
+    console.print(f"What it learned, nodule by nodule: {page}")
     return 0 if equal else 1
 
 

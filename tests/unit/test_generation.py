@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from samepath.cli import main
 from samepath.data.images import read_nifti
 from samepath.data.volumes import load_volumes
 from samepath.engine.options import Asked
@@ -126,6 +127,20 @@ def test_show_draws_a_page_that_stands_alone(run: Path, tmp_path: Path) -> None:
     assert text.count("data:image/png;base64,") == len(pictures)
     assert "http" not in text.replace("http-equiv", "")
     assert json.loads((run / "run.json").read_text())["result"]["digest"] in text
+
+
+def test_other_runs_are_drawn_beside_it(run: Path, tmp_path: Path) -> None:
+    alone = show_run(run, tmp_path / "alone")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("run.json", "metrics.jsonl"):
+        (other / name).write_text((run / name).read_text())
+    both = show_run(run, tmp_path / "both", [other])
+    names = ("losses.png", "ellipsoids.png")
+    same = [(alone.parent / n).read_bytes() == (both.parent / n).read_bytes() for n in names]
+    assert same == [False, True]
+    with pytest.raises(UserError, match="holds no run"):
+        show_run(run, tmp_path / "none", [tmp_path])
 
 
 # ---- codes and samples
@@ -255,3 +270,31 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="DeepDensity in three dimensions"):
         generate(GenerateRequest(run=run, out=tmp_path / "new.npz"))
     assert {path.name for path in show_run(run).parent.iterdir()} == {"index.html"}
+
+
+def test_the_commands_speak_json(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (
+        ["show", str(run), "--out", str(tmp_path / "shown")],
+        ["generate", str(run), "--count", "30", "--out", str(tmp_path / "new.npz")],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--json"])
+        assert ended.value.code == 0
+        said = json.loads(capfd.readouterr().out)
+        for path in said.get("pictures", said.get("files")):
+            assert Path(path).stat().st_size > 0
+    assert said["judgement"]["num_generated"] == 30
+
+
+def test_the_table_is_printed(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", str(run), "--count", "30", "--out", str(tmp_path / "new.npz")])
+    out = capfd.readouterr().out
+    assert "sphericity" in out
+    assert "told from held-out by voxels" in out
+    assert out.splitlines()[-4:] == [
+        str(tmp_path / name)
+        for name in ("new.npz", "new.provenance.json", "new.nodules.png", "new.measures.png")
+    ]

@@ -19,8 +19,10 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from samepath.cli.cubes import cubes as cubes_command
-from samepath.data.images import CubeSettings, simpleitk
-from samepath.data.luna16 import make_cubes, read_annotations
+from samepath.data.cutting import CubeSettings
+from samepath.data.images import simpleitk
+from samepath.data.luna16 import read_annotations
+from samepath.data.make_cubes import make_cubes
 from samepath.data.volumes import load_volumes
 from samepath.errors import UserError
 
@@ -188,7 +190,9 @@ def test_settings_change_the_cube(tmp_path: Path) -> None:
     write_scan(tmp_path / "luna" / "s.mhd", [(30, 25, 20)])
     write_annotations(tmp_path / "luna", [("s", (30, 25, 20))])
     make_cubes(tmp_path / "luna", tmp_path / "out", CubeSettings(side=32, mm=24))
-    cube = load_volumes(tmp_path / "out").cubes[0]
+    found = load_volumes(tmp_path / "out")
+    assert found.facts["side_mm"].tolist() == [24]
+    cube = found.cubes[0]
     assert cube.shape == (32, 32, 32)
     assert cube.max() >= 240
     # 12 mm from the middle, 3 standard deviations, at the cube's face
@@ -249,6 +253,7 @@ def test_luna_loads_and_is_cached(luna: Path, capsys: pytest.CaptureFixture[str]
     assert found.names == ("1.2.3#0", "1.2.3#2", "4.5#1")  # scan by scan
     assert found.group == ("1.2.3", "1.2.3", "4.5")
     assert found.facts["diameter_mm"].tolist() == [9.5, 9.5, 9.5]
+    assert found.facts["side_mm"].tolist() == [32, 32, 32]
     assert found.split is None
     assert isinstance(found.cubes, np.memmap)
     assert found.cubes.shape == (3, 16, 16, 16)
@@ -294,12 +299,12 @@ def test_processes_that_race_share_one_result(luna: Path, tmp_path: Path) -> Non
 import hashlib, os, sys
 from contextlib import nullcontext
 from pathlib import Path
-from samepath.data import luna16, volumes
+from samepath.data import cube_cache, volumes
 
 for cache in ("locked", "free"):
     os.environ["SAMEPATH_CACHE"] = str(Path({str(tmp_path)!r}) / cache)
     if cache == "free":
-        luna16._alone = lambda lock: nullcontext()
+        cube_cache._alone = lambda lock: nullcontext()
     print("ready", flush=True)
     sys.stdin.readline()
     found = volumes.load_volumes(Path({str(luna)!r}))

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from samepath.cli.cubes import cubes as cubes_command
-from samepath.data import images
-from samepath.data.images import CubeSettings, as_image, read_nifti, sample_cube, write_nifti
-from samepath.data.luna16 import make_cubes
+from samepath.data import listing
+from samepath.data.cutting import CubeSettings, sample_cube
+from samepath.data.images import as_image, read_nifti, simpleitk, write_nifti
+from samepath.data.make_cubes import make_cubes
 from samepath.data.volumes import load_volumes
 from samepath.errors import UserError
 
@@ -75,7 +76,7 @@ def test_truths_become_bytes(tmp_path: Path) -> None:
 def test_npy_stays_on_disk_and_is_checked_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "_PIECE_BYTES", 5000)  # two rows
+    monkeypatch.setattr(listing, "_PIECE_BYTES", 5000)  # two rows
     array = some(7, dtype=np.float32)
     np.save(tmp_path / "a.npy", array)
     assert isinstance(load_volumes(tmp_path / "a.npy").cubes, np.memmap)
@@ -87,6 +88,29 @@ def test_npy_stays_on_disk_and_is_checked_in_pieces(
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(UserError, match=r"row 4 holds NaN"):
         load_volumes(tmp_path / "a.npy")
+
+
+def test_generated_nodules_with_their_gaussians(tmp_path: Path) -> None:
+    """What `samepath generate` writes: only what is one value per nodule is a fact."""
+    facts = {
+        "category": np.array(["benign", "malignant", "benign"]),
+        "key": np.array([1, 2**64 - 1, 3], np.uint64),
+        "side_mm": np.array([20.0, 30.5, 9.0]),
+        "mass": np.array([1.0, 2.0, 3.0], np.float32),
+    }
+    gaussians = {
+        "log_alpha": np.zeros((3, 5)),
+        "mu": np.zeros((3, 5, 3)),
+        "sigma": np.ones((3, 5, 3, 3)),  # four dimensions, but the volumes have their name
+        "partial": np.zeros((3, 5, 3)),
+    }
+    provenance = np.array('{"made_by": "samepath generate"}')
+    arrays = {"volumes": some(dtype=np.float32), **facts, **gaussians, "provenance": provenance}
+    found = load_volumes(saved(tmp_path / "new.npz", **arrays))
+    assert np.array_equal(found.cubes, arrays["volumes"])
+    assert found.facts.keys() == facts.keys()
+    for name, values in facts.items():
+        assert found.facts[name].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("side", [28, 64])
@@ -202,6 +226,22 @@ def test_a_folder_of_nifti(crops: Path) -> None:
     assert found.names == found.group == ("0.nii.gz", "1.nii.gz", "2.nii.gz")
     assert found.cubes.dtype == np.float32
     assert np.array_equal(found.cubes, some(3, dtype=np.float32))
+    assert found.facts["side_mm"].tolist() == [4, 4, 4]  # 8 voxels of 0.5 mm
+
+
+def test_the_longest_side_counts_unless_facts_say_more(tmp_path: Path) -> None:
+    image = as_image(some(1)[0])
+    image.SetSpacing((1.0, 3.0, 2.0))
+    simpleitk().WriteImage(image, str(tmp_path / "a.nii.gz"))
+    assert load_volumes(tmp_path).facts["side_mm"].tolist() == [24]
+    key = 2**64 - 1  # as of a generated nodule
+    (tmp_path / "facts.csv").write_text(f"file,category,key,side_mm\na.nii.gz,benign,{key},20.5\n")
+    facts = load_volumes(tmp_path).facts
+    assert {name: values.tolist() for name, values in facts.items()} == {
+        "category": ["benign"],
+        "key": [key],
+        "side_mm": [20.5],
+    }
 
 
 def test_facts_beside_nifti(crops: Path) -> None:
@@ -274,6 +314,21 @@ def test_damaged_nifti(tmp_path: Path, ending: str, capfd: pytest.CaptureFixture
     assert capfd.readouterr() == ("", "")
 
 
+def test_nan_in_the_last_voxel_of_nifti(tmp_path: Path) -> None:
+    volume = np.zeros((5, 5, 5))
+    volume[-1, -1, -1] = np.nan
+    write_nifti(tmp_path / "a.nii", volume, 1)
+    with pytest.raises(UserError, match="holds NaN"):
+        read_nifti(tmp_path / "a.nii")
+
+
+def test_bytes_beside_numbers(crops: Path) -> None:
+    simpleitk().WriteImage(as_image(some(1)[0]), str(crops / "3.nii"))
+    found = load_volumes(crops)
+    assert found.cubes.dtype == np.float32
+    assert found.cubes[3] == pytest.approx(some(1)[0] / 255)
+
+
 def test_without_simpleitk_it_says_what_to_install(
     crops: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +362,7 @@ def test_cubes_of_arrays_keep_what_is_known(tmp_path: Path) -> None:
     assert np.array_equal(found.cubes, some())  # the same side: nothing is lost
     assert found.group == ("1", "1", "2")
     assert np.array_equal(found.facts["weight"], facts["weight"], equal_nan=True)
+    assert list(found.facts) == ["weight"]  # no millimetres: nobody knows them
 
 
 def test_cubes_keep_medmnists_split(tmp_path: Path) -> None:
@@ -364,6 +420,8 @@ def test_cubes_of_nifti_of_any_shape(tmp_path: Path) -> None:
     found = load_volumes(tmp_path / "out")
     assert found.names == ("a.nii.gz", "b.nii.gz")
     assert found.facts["label"].tolist() == [4, 6]
+    assert found.facts["side_mm"] == pytest.approx([16, 32])  # 20 and 40 voxels of 0.8 mm
+    assert "side_mm" in json.loads((tmp_path / "out" / "cubes.json").read_text())["facts"]
     first, second = found.cubes
     assert not first[:4].any()  # 10 of 20 deep: padded
     assert (first[6:10, 10:] > 250).all()
@@ -379,6 +437,16 @@ def test_a_given_size_in_millimetres(tmp_path: Path) -> None:
     make_cubes(tmp_path / "in", tmp_path / "out", CubeSettings(mm=16))
     cube = load_volumes(tmp_path / "out").cubes[0]
     assert cube.sum() / 255 == pytest.approx(8**3, rel=0.02)  # voxels of 1 mm
+
+
+def test_the_side_that_facts_give(tmp_path: Path) -> None:
+    """It holds for the whole image, not for a part of it."""
+    write_nifti(tmp_path / "in" / "a.nii.gz", some(1)[0] / 255, 1.0)
+    (tmp_path / "in" / "facts.csv").write_text("file,side_mm\na.nii.gz,20.5\n")
+    for mm, side_mm in ((None, 20.5), (4.0, 4.0)):
+        out = tmp_path / f"out {mm}"
+        make_cubes(tmp_path / "in", out, CubeSettings(mm=mm))
+        assert load_volumes(out).facts["side_mm"].tolist() == [side_mm]
 
 
 def test_fine_detail_fades_instead_of_folding() -> None:

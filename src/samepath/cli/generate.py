@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -81,8 +82,7 @@ def generate(
         shown = Table(*head, box=None, pad_edge=False, header_style="bold")
         for row in rows:
             shown.add_row(*row)
-        console = Console()
-        console.print(shown, width=None if console.is_terminal else 160)
+        Console(width=None if sys.stdout.isatty() else 160).print(shown)  # whole lines in files
     elif judge:
         click.echo(f"not judged: {result.why_not_judged}")
     for path in [result.out, *result.files]:

@@ -9,16 +9,21 @@ import click
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
+@click.argument("others", type=click.Path(path_type=Path), nargs=-1)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to draw into.  [RUN/show]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def show(run: Path, out: Path | None, as_json: bool) -> None:
+def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Draw what RUN learned: loss curves, and what its recipe has to show, on one page.
 
     Works on runs that have ended and on runs under way. For the nodules: originals against
     estimates, the mixtures as ellipsoids, and how reconstructions sharpen over epochs.
 
+    OTHERS are runs whose loss curves are drawn beside RUN's.
+
     \b
-    Example: samepath show runs/nodules-1
+    Examples:
+      samepath show runs/nodules-1
+      samepath show runs/one-worker runs/two-workers
     """
     from rich.console import Console
 
@@ -26,7 +31,7 @@ def show(run: Path, out: Path | None, as_json: bool) -> None:
     from samepath.report.show import show_run
 
     with stdout_kept_for_json(as_json), Console(stderr=True).status("drawing ..."):
-        page = show_run(run, out)
+        page = show_run(run, out, others)
     pictures = sorted(str(path) for path in page.parent.glob("*.png"))
     if as_json:
         print_json({"page": str(page), "pictures": pictures})

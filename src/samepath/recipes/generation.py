@@ -247,8 +247,15 @@ def _parts(num_nodules: int, side: int, num_components: int) -> Iterator[tuple[s
 
 def side_mm(facts: Mapping[str, NDArray[Any]]) -> Floats | None:
     """The cubes' sides in millimetres, where the facts tell."""
-    if "side_mm" in facts:
-        return np.asarray(facts["side_mm"], dtype=np.float64)
-    if "extent_mm" in facts:
-        return CUBE_SIDE * np.asarray(facts["extent_mm"], dtype=np.float64)
+    for name, factor in (("side_mm", 1.0), ("extent_mm", CUBE_SIDE)):
+        if name in facts:
+            try:
+                sides = factor * np.asarray(facts[name]).astype(np.float64)
+            except ValueError as error:
+                raise UserError(
+                    f"the fact {name} is not a number for every nodule: {error}"
+                ) from None
+            if not (np.isfinite(sides).all() and sides.min() > 0):
+                raise UserError(f"the fact {name} must be above 0 for every nodule; correct it")
+            return sides
     return None

@@ -1,29 +1,35 @@
 """What a run has to show, as pictures and one page.
 
-In: a run's folder. Out: a folder with `losses.png`, whatever the recipe draws (`Recipe.show`), and
-`index.html`, which holds it all. Guaranteed: the run itself is not changed.
+In: a run's folder, and others to compare its losses with. Out: a folder with `losses.png`, whatever
+the recipe draws (`Recipe.show`), and `index.html`, which holds it all. Guaranteed: the runs
+themselves are not changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from samepath.engine.reopen import ReopenedRun, reopen
+from samepath.engine.rundir import RunFolder
 from samepath.errors import UserError
 from samepath.report.curves import draw_losses
 from samepath.report.page import Section, write_page
 
 
-def show_run(path: Path, out: Path | None = None) -> Path:
+def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -> Path:
     """Draw a run; the page's path. `out` is the folder to draw into, RUN/show if not given."""
     run = reopen(path)
+    for other in others:
+        RunFolder(other).read()
     folder = out or path / "show"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a folder")
     sections = [Section(heading="The run", table=_facts(run))]
     if run.losses_by_epoch():
         picture = folder / "losses.png"
-        draw_losses({path.name: path}, picture, title=f"{run.config['recipe']}: loss")
+        runs = {other.name: other for other in (path, *others)}
+        draw_losses(runs, picture, title=f"{run.config['recipe']}: loss")
         sections.append(Section(heading="Loss", picture=picture))
     if run.recipe.show is not None:
         sections += run.recipe.show(run, folder)
