@@ -244,15 +244,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "engine.json")
     options = parser.parse_args()
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    parts, names = options.only.split(","), options.jobs.split(",")
+    earlier = found.get("about", {}).get("commits", {})
     found["about"] = {
-        "commit": commit(),
+        "commits": earlier | dict.fromkeys(parts, commit()),
         "torch": torch.__version__,
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "timing": "seconds per step of the slowest worker; blocks of about 2 s in alternating "
         "order, first round dropped; ratios within a round",
     }
-    parts, names = options.only.split(","), options.jobs.split(",")
     problem = namespaces.available() if {"link", "bytes"} & set(parts) else None
     for name in names:
         if "throughput" in parts:
