@@ -80,7 +80,8 @@ class Recipe:
     valid_facts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """The same for the validation examples."""
     keep_weights: Sequence[int] = ()
-    """Epochs after which the weights are kept, to be looked at later; 0 is before the first."""
+    """Epochs after which the weights are kept, to be looked at later; 0 is before the first. If any
+    are, so are those with the lowest validation loss."""
     show: Callable[[Any, Path], Sequence[Any]] | None = None
     """show(run, folder): draws into a folder what this recipe has to show of a run (an
     `engine.reopen.ReopenedRun`); the `report.page.Section`s that present it. `samepath show`

@@ -129,6 +129,10 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["generate", "gone", "--out", "a.npz"],
         ("gone holds no run", "check the path"),
     ),
+    "no such epoch": (
+        ["generate", "gone", "--out", "a.npz", "--epoch", "last"],
+        ("--epoch last", "such as 20, or 'best'"),
+    ),
     "missing file": (["train", "gone.py"], ("'gone.py' does not exist",)),
     "resume without out": (["train", "digits", "--resume"], ("--resume needs", "--out")),
     "resume of nothing": (

@@ -246,6 +246,7 @@ def test_convolution_is_torchs(stride: int, kernel: int, side: int) -> None:
     ]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        assert one.stride() == other.stride()
 
 
 def test_convolution_has_second_derivatives() -> None:

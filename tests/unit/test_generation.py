@@ -91,8 +91,33 @@ def test_weights_are_the_same_at_another_worker_count(run: Path, tmp_path: Path)
         assert (other / name).read_bytes() == (run / name).read_bytes()
 
 
+def test_the_best_weights_are_those_of_the_lowest_loss(run: Path) -> None:
+    reopened = reopen(run)
+    model = reopened.model("best")[0]
+    valid = reopened.recipe.valid
+    assert isinstance(valid, torch.Tensor)
+    with torch.no_grad():
+        loss = float(reopened.recipe.loss(model, valid))
+    assert loss == pytest.approx(min(reopened.losses_by_epoch().values()), rel=1e-5)
+
+
+def test_the_best_weights_survive_a_stop(run: Path, tmp_path: Path) -> None:
+    """Stopped inside every epoch and resumed, the same weights are the best."""
+    for steps in (7, 33, 100):
+        request = Request(
+            recipe=str(run.parent / "blobs.py"),
+            num_workers=1,
+            out=tmp_path / "run",
+            asked=Asked(steps=steps),
+            resume=steps > 7,
+        )
+        train(request)
+    name = "weights/best.safetensors"
+    assert (tmp_path / "run" / name).read_bytes() == (run / name).read_bytes()
+
+
 def test_an_epoch_not_kept_is_refused(run: Path) -> None:
-    with pytest.raises(UserError, match="kept the weights after 0, 1, 20; choose one"):
+    with pytest.raises(UserError, match="kept the weights of 0, 1, 20, best; choose one"):
         reopen(run).model(7)
 
 
@@ -247,7 +272,7 @@ def test_a_folder_of_nifti_files(run: Path, tmp_path: Path) -> None:
         ({"count": 0}, "--count 0: give at least 1"),
         ({"side": 3}, "--side 3: give 4 to 512 voxels"),
         ({"category": "huge"}, r"--category huge: the training nodules are large \(\d+\), small"),
-        ({"epoch": 3}, "--epoch 3: .* kept the weights after 0, 1, 20"),
+        ({"epoch": 3}, "--epoch 3: .* kept the weights of 0, 1, 20, best"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_written(

@@ -64,6 +64,14 @@ def parse_target(text: str) -> float | Literal["none"]:
     raise UserError(f"--target {text}: give a loss, such as 0.003, or 'none'")
 
 
+def parse_epoch(text: str) -> int | Literal["best"]:
+    if text == "best":
+        return "best"
+    if not text.isdecimal():
+        raise UserError(f"--epoch {text}: give a number of epochs, such as 20, or 'best'")
+    return int(text)
+
+
 def parse_counts(text: str) -> list[int]:
     """'1,2,3' as numbers."""
     parts = text.split(",")

@@ -20,7 +20,11 @@ import click
 )
 @click.option("--side", type=int, metavar="V", help="Voxels along a side.  [as trained on]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Other seed, other nodules.")
-@click.option("--epoch", type=int, metavar="E", help="Weights kept after E epochs.  [newest]")
+@click.option(
+    "--epoch",
+    metavar="E",
+    help="Weights kept after E epochs, or best: at the lowest validation loss.  [newest]",
+)
 @click.option("--judge/--no-judge", default=True, help="Compare with real ones (half a minute).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def generate(
@@ -30,7 +34,7 @@ def generate(
     out: Path,
     side: int | None,
     seed: int,
-    epoch: int | None,
+    epoch: str | None,
     judge: bool,
     as_json: bool,
 ) -> None:
@@ -43,12 +47,12 @@ def generate(
     \b
     Examples:
       samepath generate runs/nodules-1 --count 1000 --category malignant --out new.npz
-      samepath generate runs/nodules-1 --count 20 --side 64 --out new.nii.gz
+      samepath generate runs/nodules-1 --count 20 --epoch best --side 64 --out new.nii.gz
     """
     from rich.console import Console
     from rich.table import Table
 
-    from samepath.cli.common import print_json, stdout_kept_for_json
+    from samepath.cli.common import parse_epoch, print_json, stdout_kept_for_json
     from samepath.recipes.generate import GenerateRequest
     from samepath.recipes.generate import generate as generate_nodules
 
@@ -61,7 +65,7 @@ def generate(
                 category=category,
                 side=side,
                 seed=seed,
-                epoch=epoch,
+                epoch=None if epoch is None else parse_epoch(epoch),
                 judge=judge,
                 tell=status.update,
             )

@@ -20,7 +20,7 @@ from samepath.engine.rundir import RunFolder
 from samepath.engine.session import Session
 from samepath.engine.state import digest, load_state, state_of
 from samepath.engine.trainer import StepResult, Trainer
-from samepath.engine.weights import keep_weights
+from samepath.engine.weights import BEST, Epoch, keep_weights
 from samepath.errors import CheckpointDamaged, Diverged
 from samepath.keys import key
 from samepath.recipe import Recipe
@@ -61,6 +61,8 @@ class Progress:
     epoch_examples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = -1
+    best_loss: float | None = None
+    """The lowest validation loss so far."""
 
     def add(self, result: StepResult) -> None:
         self.epoch_loss += result.loss * result.num_examples
@@ -254,12 +256,17 @@ class Run:
         )
         self.display.epoch(epoch, self.progress.train_loss, self.progress.metrics)
         self._keep_weights(epoch + 1)
+        loss, best = self.progress.metrics.get("loss"), self.progress.best_loss
+        if loss is not None and (best is None or loss < best):
+            self.progress.best_loss = loss
+            if self.recipe.keep_weights:
+                self._keep_weights("best")
         return self._target_reached()
 
-    def _keep_weights(self, epochs: int) -> None:
-        """After so many epochs, if the recipe wants them. A resumed run writes the same again."""
-        if self.writes is not None and epochs in self.recipe.keep_weights:
-            keep_weights(self.writes.weights, epochs, self.trainer.model)
+    def _keep_weights(self, epoch: Epoch) -> None:
+        """If the recipe wants them. A resumed run writes the same again."""
+        if self.writes is not None and (epoch == BEST or epoch in self.recipe.keep_weights):
+            keep_weights(self.writes.weights, epoch, self.trainer.model)
 
     def _evaluate(self) -> None:
         assert self.recipe.valid is not None

@@ -16,7 +16,7 @@ from torch import nn
 from samepath.engine.checkpoint import load_newest
 from samepath.engine.rundir import RunFolder
 from samepath.engine.state import load_model
-from samepath.engine.weights import kept_weights, load_weights
+from samepath.engine.weights import Epoch, kept_weights, load_weights
 from samepath.errors import UserError
 from samepath.recipe import Recipe, find_recipe
 
@@ -35,21 +35,21 @@ class ReopenedRun:
         config: dict[str, Any] = self.record["config"]
         return config
 
-    def model(self, epochs: int | None = None) -> tuple[nn.Module, str]:
+    def model(self, epoch: Epoch | None = None) -> tuple[nn.Module, str]:
         """The model ready to be evaluated, and the digest of where its weights are from.
 
-        Its newest weights, or those kept after so many epochs.
+        Its newest weights, or those kept after so many epochs, or at its best.
         """
         model = self.recipe.model().eval()
-        if epochs is not None:
+        if epoch is not None:
             kept = kept_weights(self.folder.weights)
-            if epochs not in kept:
+            if epoch not in kept:
                 known = ", ".join(map(str, kept)) or "no epoch"
                 raise UserError(
-                    f"--epoch {epochs}: {self.folder.path} kept the weights after {known}; "
+                    f"--epoch {epoch}: {self.folder.path} kept the weights of {known}; "
                     "choose one, or leave it out for the newest"
                 )
-            return model, load_weights(kept[epochs], model)
+            return model, load_weights(kept[epoch], model)
         warnings: list[str] = []
         found = load_newest(self.folder.checkpoints, warnings.append)
         if found is None:
@@ -60,7 +60,7 @@ class ReopenedRun:
 
     def kept_epochs(self) -> list[int]:
         """Epochs after which the weights were kept."""
-        return list(kept_weights(self.folder.weights))
+        return [epoch for epoch in kept_weights(self.folder.weights) if isinstance(epoch, int)]
 
     def losses_by_epoch(self) -> dict[int, float]:
         """Validation (else training) losses by the number of epochs trained."""

@@ -1,13 +1,15 @@
 """Weights kept along the way, to be looked at later: one safetensors file per epoch asked for.
 
-In: a model. Out: `weights/epoch-00010.safetensors`, or a model put back to that epoch. Guaranteed:
-a file of that name is complete, and is only loaded if its bytes match the digest in it.
+In: a model. Out: `weights/epoch-00010.safetensors`, `weights/best.safetensors`, or a model put back
+to what it was then. Guaranteed: a file of such a name is complete, and is only loaded if its bytes
+match the digest in it.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -17,22 +19,31 @@ from samepath.engine.checkpoint import sync_folder
 from samepath.engine.state import State, digest
 from samepath.errors import CheckpointDamaged
 
+BEST = "best"
+"""Instead of a number of epochs: those with the lowest validation loss."""
 
-def keep_weights(folder: Path, epochs: int, model: nn.Module) -> None:
-    """Write the weights and buffers a model has after so many epochs."""
+Epoch = int | Literal["best"]
+
+
+def keep_weights(folder: Path, epoch: Epoch, model: nn.Module) -> None:
+    """Write the weights and buffers a model has after so many epochs, or at its best."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"epoch-{epochs:05d}.safetensors"
+    path = folder / (f"epoch-{epoch:05d}" if isinstance(epoch, int) else epoch)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in _tensors(model).items()}
     aside = path.with_suffix(".part")
     save_file(tensors, aside, metadata={"digest": digest(State(tensors, {}))})
-    aside.replace(path)
+    aside.replace(path.with_suffix(".safetensors"))
     sync_folder(folder)
 
 
-def kept_weights(folder: Path) -> dict[int, Path]:
-    """Epochs and their files, in order."""
-    named = {path: re.fullmatch(r"epoch-(\d+)", path.stem) for path in folder.glob("*.safetensors")}
-    return dict(sorted((int(match[1]), path) for path, match in named.items() if match))
+def kept_weights(folder: Path) -> dict[Epoch, Path]:
+    """Epochs and their files, in order, the best ones last."""
+    numbered: dict[Epoch, Path] = {}
+    for path in sorted(folder.glob("epoch-*.safetensors")):
+        if match := re.fullmatch(r"epoch-(\d+)", path.stem):
+            numbered[int(match[1])] = path
+    best = folder / f"{BEST}.safetensors"
+    return {**numbered, **({"best": best} if best.is_file() else {})}
 
 
 def load_weights(path: Path, model: nn.Module) -> str:

@@ -70,4 +70,5 @@ def _weight_gradient(
         far = kernel[axis - 2] + stride * (gradient.shape[axis] - 1)
         borders += [padding, far - images.shape[axis] - padding]
     padded = F.pad(images.transpose(0, 1), borders)
-    return F.conv3d(padded, gradient.transpose(0, 1), dilation=stride).transpose(0, 1)
+    swapped = F.conv3d(padded, gradient.transpose(0, 1), dilation=stride)
+    return swapped.transpose(0, 1).contiguous()  # laid out like the weights, as torch's is

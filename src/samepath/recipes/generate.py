@@ -22,6 +22,7 @@ from torch import Tensor
 from samepath.data.images import simpleitk, write_nifti
 from samepath.engine.options import versions
 from samepath.engine.reopen import ReopenedRun, reopen
+from samepath.engine.weights import Epoch
 from samepath.errors import UserError
 from samepath.recipes.generation import Generated, Generator
 from samepath.recipes.judgement import Judgement, judge, table
@@ -50,8 +51,8 @@ class GenerateRequest:
     side: int | None = None
     """Voxels along a side; the training volumes' when not given."""
     seed: int = 0
-    epoch: int | None = None
-    """Use the weights kept after so many epochs; the newest when not given."""
+    epoch: Epoch | None = None
+    """Use the weights kept after so many epochs, or the best; the newest when not given."""
     judge: bool = True
     tell: Callable[[str], None] = lambda text: None
     """Told what begins."""
