@@ -239,7 +239,7 @@ def commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="throughput,memory,link,bytes")
-    parser.add_argument("--jobs", default="nodules,digits,resnet18")
+    parser.add_argument("--jobs", default="nodules,nodules16,digits,resnet18")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "engine.json")
     options = parser.parse_args()

@@ -233,12 +233,15 @@ def test_it_learns_a_blob(num_dims: int) -> None:
 
 
 @pytest.mark.parametrize(("stride", "kernel", "side"), [(2, 7, 8), (2, 5, 7), (1, 3, 4), (3, 2, 9)])
-def test_convolution_is_torchs(stride: int, kernel: int, side: int) -> None:
+@pytest.mark.parametrize("num_inputs", [1, 2])
+def test_convolution_is_torchs(stride: int, kernel: int, side: int, num_inputs: int) -> None:
     torch.manual_seed(0)
-    theirs = torch.nn.Conv3d(2, 3, kernel, stride=stride, padding=kernel // 2, dtype=torch.float64)
-    ours = Convolution3d(2, 3, kernel, stride=stride, padding=kernel // 2).double()
+    theirs = torch.nn.Conv3d(
+        num_inputs, 3, kernel, stride=stride, padding=kernel // 2, dtype=torch.float64
+    )
+    ours = Convolution3d(num_inputs, 3, kernel, stride=stride, padding=kernel // 2).double()
     ours.load_state_dict(theirs.state_dict())
-    images = torch.randn(5, 2, side, side, side, dtype=torch.float64, requires_grad=True)
+    images = torch.randn(5, num_inputs, side, side, side, dtype=torch.float64, requires_grad=True)
     assert torch.equal(ours(images), theirs(images))
     gradients = [
         torch.autograd.grad(layer(images).square().sum(), [images, *layer.parameters()])

@@ -71,4 +71,5 @@ def _weight_gradient(
         borders += [padding, far - images.shape[axis] - padding]
     padded = F.pad(images.transpose(0, 1), borders)
     swapped = F.conv3d(padded, gradient.transpose(0, 1), dilation=stride)
-    return swapped.transpose(0, 1).contiguous()  # laid out like the weights, as torch's is
+    # laid out like the weights, as torch's is, down to the strides of axes with one element
+    return swapped.transpose(0, 1).clone(memory_format=torch.contiguous_format)
