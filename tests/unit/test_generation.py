@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,10 @@ def test_other_runs_are_drawn_beside_it(run: Path, tmp_path: Path) -> None:
     names = ("losses.png", "ellipsoids.png")
     same = [(alone.parent / n).read_bytes() == (both.parent / n).read_bytes() for n in names]
     assert same == [False, True]
+    twin = tmp_path / "elsewhere" / run.name  # another run of the same name is another curve
+    shutil.copytree(other, twin)
+    both = show_run(run, tmp_path / "twins", [twin])
+    assert (both.parent / "losses.png").read_bytes() != (alone.parent / "losses.png").read_bytes()
     with pytest.raises(UserError, match="holds no run"):
         show_run(run, tmp_path / "none", [tmp_path])
 

@@ -259,12 +259,12 @@ def test_the_table_reads_in_plain_words(honest: Judgement, blurry: Judgement) ->
         assert len(rows) == num_rows
         assert all(row[0] and row[-1] for row in rows[1:])
     reading = {row[0]: row[-1] for row in table(honest)}
-    assert reading["told from held-out by voxels"] == "0.5: cannot be told apart"
+    assert reading["told from held-out by voxels"] == "not clearly better than chance, 0.5"
     assert reading["copies of training"] == "no more than among real ones"
     reading = {row[0]: row[-1] for row in table(blurry)}
     assert "told apart" in reading["told from held-out by voxels"]
     assert reading["sphericity"].startswith("differs: mean +")
-    assert reading["told from reconstructions"] == "0.5: cannot be told apart"
+    assert reading["told from reconstructions"] == "not clearly better than chance, 0.5"
 
 
 def test_what_cannot_be_judged_is_refused() -> None:

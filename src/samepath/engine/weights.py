@@ -29,7 +29,7 @@ def keep_weights(folder: Path, epoch: Epoch, model: nn.Module) -> None:
     """Write the weights and buffers a model has after so many epochs, or at its best."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"epoch-{epoch:05d}" if isinstance(epoch, int) else epoch)
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in _tensors(model).items()}
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     aside = path.with_suffix(".part")
     save_file(tensors, aside, metadata={"digest": digest(State(tensors, {}))})
     aside.replace(path.with_suffix(".safetensors"))
@@ -61,8 +61,3 @@ def load_weights(path: Path, model: nn.Module) -> str:
     except RuntimeError as error:
         raise CheckpointDamaged(f"{path}: does not fit this recipe's model: {error}") from error
     return str(recorded)
-
-
-def _tensors(model: nn.Module) -> dict[str, nn.Parameter]:
-    state: dict[str, nn.Parameter] = model.state_dict()
-    return state

@@ -241,7 +241,7 @@ def table(judgement: Judgement) -> list[list[str]]:
 
 def _read_spread(spread: Spread) -> str:
     if spread.p_value >= 0.05:
-        return "cannot be told apart"
+        return "no difference found"
     unit = max(spread.held_out_sd, 1e-12)
     shift = (spread.generated_mean - spread.held_out_mean) / unit
     return f"differs: mean {shift:+.1f} sd, {spread.generated_sd / unit:.1f} times as wide"
@@ -259,7 +259,7 @@ def _read_copies(near: Nearness) -> str:
 
 def _read_test(test: TwoSample) -> str:
     if test.p_value >= 0.05:
-        return "0.5: cannot be told apart"
+        return "not clearly better than chance, 0.5"
     words = {0.65: "seldom", 0.8: "often", 0.95: "mostly"}
     how = next((word for top, word in words.items() if test.accuracy < top), "nearly always")
     return f"told apart {how} (0.5 never, 1 always)"

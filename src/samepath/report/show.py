@@ -28,8 +28,10 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
     sections = [Section(heading="The run", table=_facts(run))]
     if run.losses_by_epoch():
         picture = folder / "losses.png"
-        runs = {other.name: other for other in (path, *others)}
-        draw_losses(runs, picture, title=f"{run.config['recipe']}: loss")
+        runs = (path, *others)
+        told_by_name = len({each.name for each in runs}) == len(runs)
+        labels = {each.name if told_by_name else str(each): each for each in runs}
+        draw_losses(labels, picture, title=f"{run.config['recipe']}: loss")
         sections.append(Section(heading="Loss", picture=picture))
     if run.recipe.show is not None:
         sections += run.recipe.show(run, folder)
