@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samepath.data import TensorSource
 from samepath.engine.collective import Collective
-from samepath.engine.trainer import Settings, Trainer
+from samepath.engine.settings import Settings
+from samepath.engine.trainer import Trainer
 from samepath.recipe import find_recipe
 from samepath.recipes.resnet import ResNet
 

@@ -15,15 +15,30 @@ if TYPE_CHECKING:
     from samepath.engine.session import Session as Session
     from samepath.engine.session import start as start
     from samepath.recipe import Recipe as Recipe
+    from samepath.strategies import Choice as Choice
+    from samepath.strategies import Moment as Moment
+    from samepath.strategies import register_strategy as register_strategy
 
 _HOMES = {
+    "Choice": "samepath.strategies",
     "Draws": "samepath.data",
+    "Moment": "samepath.strategies",
     "Recipe": "samepath.recipe",
     "Session": "samepath.engine.session",
+    "register_strategy": "samepath.strategies",
     "start": "samepath.engine.session",
 }
 
-__all__ = ["Draws", "Recipe", "Session", "__version__", "start"]
+__all__ = [
+    "Choice",
+    "Draws",
+    "Moment",
+    "Recipe",
+    "Session",
+    "__version__",
+    "register_strategy",
+    "start",
+]
 
 
 def __getattr__(name: str) -> Any:

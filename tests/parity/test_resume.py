@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samepath.engine.loop import RunResult
 from samepath.engine.options import Asked
+from samepath.engine.progress import RunResult
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
 

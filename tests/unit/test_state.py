@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from samepath.engine.checkpoint import load, save
 from samepath.engine.collective import Alone
+from samepath.engine.settings import Settings
 from samepath.engine.state import State, digest, load_state, state_of
-from samepath.engine.trainer import Settings, Trainer
+from samepath.engine.trainer import Trainer
 from samepath.errors import CheckpointDamaged, UserError
 
 Optimize = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -8,9 +8,9 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from samepath.engine.loop import Display
 from samepath.engine.options import Options
-from samepath.engine.trainer import StepResult
+from samepath.engine.progress import Display
+from samepath.engine.settings import StepResult
 
 QUIET_SECONDS = 5.0
 
@@ -26,7 +26,7 @@ class LiveDisplay(Display):
         self._began = self._spoke = time.monotonic()
         self._examples = 0
 
-    def step(self, result: StepResult, steps: int) -> None:
+    def step(self, result: StepResult, steps: int, epochs: float) -> None:
         self._examples += result.num_examples
         rate = self._examples / max(time.monotonic() - self._began, 1e-9)
         if not self._console.is_terminal:
@@ -36,7 +36,7 @@ class LiveDisplay(Display):
                 SpinnerColumn(),
                 TextColumn("{task.description}"),
                 BarColumn(),
-                TextColumn("step {task.completed}/{task.total}"),
+                TextColumn("epoch {task.completed:.1f}/{task.total}"),
                 TextColumn("{task.fields[facts]}"),
                 TimeRemainingColumn(),
                 console=self._console,
@@ -44,15 +44,15 @@ class LiveDisplay(Display):
             )
             self._task = self._progress.add_task(
                 f"{self._options.recipe} on {self._workers}",
-                total=self._options.last_step,
-                completed=steps - 1,
+                total=self._options.epochs,
+                completed=int(epochs),
                 facts="",
             )
             self._progress.start()
         self._progress.update(
             self._task,
-            completed=steps,
-            facts=f"loss {result.loss:.5g}  {rate:.0f} examples/s",
+            completed=epochs,
+            facts=f"step {steps}  loss {result.loss:.5g}  {rate:.0f} examples/s",
         )
 
     def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:

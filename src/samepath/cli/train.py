@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,6 +37,19 @@ from samepath.cli.common import (
     type=click.Choice(["on", "off"]),
     help="off: each worker computes its share at once; the same path up to rounding.",
 )
+@click.option("--learning-rate", type=float, metavar="R", help="In place of the recipe's.")
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    help="How batch, rate and synchronisation change with k workers (see docs/strategies.md).",
+)
+@click.option(
+    "--as-workers",
+    "virtual_workers",
+    type=int,
+    metavar="K",
+    help="k of the strategy; N when not given.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, at any N.")
 @click.option("--checkpoint-steps", type=click.IntRange(1), metavar="S", help="Save every S steps.")
@@ -50,7 +64,10 @@ def train(
     resume: bool,
     checkpoint_steps: int | None,
     as_json: bool,
-    **asked: int | None,
+    strategy: str | None,
+    virtual_workers: int | None,
+    learning_rate: float | None,
+    **asked: Any,
 ) -> int:
     """Train RECIPE (a built-in name, or a Python file with a recipe() function).
 
@@ -62,6 +79,7 @@ def train(
       samepath train my_recipe.py -n 4 --epochs 20 --out runs/a
       samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
       samepath train nodules --data my_volumes.npz
+      samepath train nodules --strategy warmup:epochs=10 --as-workers 8
     """
     from samepath.cli.display import LiveDisplay
     from samepath.engine.environment import read_place
@@ -75,6 +93,9 @@ def train(
         num_workers=parse_workers(num_workers),
         asked=Asked(
             **asked,
+            strategy=strategy,
+            virtual_workers=virtual_workers,
+            learning_rate=learning_rate,
             target=None if target is None else parse_target(target),
             exact=None if exact is None else exact == "on",
         ),

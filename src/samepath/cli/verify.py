@@ -38,7 +38,7 @@ def verify(
     data: str | None,
     counts: str | None,
     as_json: bool,
-    **asked: int | None,
+    **asked: Any,
 ) -> int:
     """Train RECIPE at several worker counts and compare every bit.
 

@@ -250,6 +250,7 @@ class GradientSum:
 
     def begin(self, reduction: Reduction) -> None:
         self._tree.begin(reduction)
+        self._totals: Sums | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -282,17 +283,14 @@ class GradientSum:
     def launch_rest(self) -> None:
         self._tree.launch_rest()
 
-    def finish(self) -> None:
-        self._totals = self._tree.finish()
+    def finish(self) -> Sums:
+        """The batch's gradient, in the order of the parameters. What nobody used is in it too (see
+        `used`), as nothing."""
+        if self._totals is None:
+            self._totals = self._tree.finish()
+        return self._totals
 
     @property
     def used(self) -> list[bool]:
         """Which parameters this worker's grains used."""
         return self._tree.used
-
-    def assign(self, used_by_anyone: Sequence[bool]) -> None:
-        """Give every used parameter its total as `.grad`."""
-        for parameter, total, used in zip(
-            self.parameters, self._totals, used_by_anyone, strict=True
-        ):
-            parameter.grad = total if used else None

@@ -10,91 +10,28 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from samepath.data import seed_everything
+from samepath.data import Source, seed_everything
 from samepath.engine.checkpoint import list_checkpoints, load_newest
+from samepath.engine.course import Course
+from samepath.engine.measure import measure
+from samepath.engine.optimizers import replaced, with_rate
 from samepath.engine.options import Options
+from samepath.engine.progress import Display, Progress, RunResult, Silent
 from samepath.engine.rundir import RunFolder
 from samepath.engine.session import Session
-from samepath.engine.state import digest, load_state, state_of
-from samepath.engine.trainer import StepResult, Trainer
+from samepath.engine.settings import StepResult
+from samepath.engine.state import load_state, state_of
+from samepath.engine.trainer import Trainer
 from samepath.engine.weights import BEST, Epoch, keep_weights
 from samepath.errors import CheckpointDamaged, Diverged
 from samepath.keys import key
 from samepath.recipe import Recipe
 
 CHECKPOINT_SECONDS = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """How a run ended."""
-
-    status: str
-    """finished, target, diverged or interrupted"""
-    steps: int
-    """Completed steps."""
-    epochs: float
-    train_loss: float | None
-    """Mean over the last epoch's steps so far."""
-    valid_loss: float | None
-    metrics: dict[str, float]
-    """Everything the last evaluation found."""
-    digest: str
-    num_workers: int
-    step_seconds: float | None
-    """Median over the steps of this process, without the first."""
-    examples_per_second: float | None
-    seconds: float
-    message: str = ""
-    signal: int | None = None
-    """Which signal interrupted it, where this process was told."""
-
-
-@dataclass
-class Progress:
-    """Sums over the epoch under way: part of the state, so that a resumed epoch ends the same."""
-
-    epoch_loss: float = 0.0
-    epoch_examples: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    metrics_step: int = -1
-    best_loss: float | None = None
-    """The lowest validation loss so far."""
-
-    def add(self, result: StepResult) -> None:
-        self.epoch_loss += result.loss * result.num_examples
-        self.epoch_examples += result.num_examples
-
-    @property
-    def train_loss(self) -> float | None:
-        return self.epoch_loss / self.epoch_examples if self.epoch_examples else None
-
-
-class Display(Protocol):
-    """What a person sees while it runs."""
-
-    def step(self, result: StepResult, steps: int) -> None: ...
-
-    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def step(self, result: StepResult, steps: int) -> None: ...
-
-    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+STUCK = 0.01
+"""A loss that stays within this part of itself has not moved."""
 
 
 def make_trainer(recipe: Recipe, options: Options, session: Session) -> Trainer:
@@ -102,6 +39,11 @@ def make_trainer(recipe: Recipe, options: Options, session: Session) -> Trainer:
     seed_everything(key("model", options.seed))
     model = recipe.model().to(session.device)
     optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
+    if options.learning_rate is not None:
+        with_rate(optimizer, options.learning_rate)
+    other = Course(options).optimizer
+    if other is not None:
+        optimizer = replaced(optimizer, other)
     return session.prepare(
         model,
         optimizer,
@@ -145,6 +87,7 @@ class Run:
         self.stop_asked = stop_asked
         self.after_step = after_step
         self.checkpoint_steps = checkpoint_steps
+        self.course = Course(options)
         self.trainer = make_trainer(recipe, options, session)
         self.progress = Progress()
         self._step_seconds: list[float] = []
@@ -166,6 +109,10 @@ class Run:
         if self.trainer.digest() != checkpoint.digest:
             raise CheckpointDamaged(
                 f"{checkpoint.path}: the model and optimizer do not take this state unchanged"
+            )
+        if "epoch" not in checkpoint.progress:
+            raise CheckpointDamaged(
+                f"{checkpoint.path} is of an older samepath; to start again, give another --out"
             )
         self.progress = Progress(**checkpoint.progress)
         self._saved_step = self.trainer.step_number
@@ -194,11 +141,11 @@ class Run:
         result = RunResult(
             status=status,
             steps=self.trainer.step_number,
-            epochs=self.trainer.step_number / self.options.plan.steps_per_epoch,
+            epochs=self._epochs(),
             train_loss=self.progress.train_loss,
             valid_loss=self.progress.metrics.get("loss"),
             metrics=self.progress.metrics,
-            digest=digest(state_of(self.trainer)),
+            digest=self.trainer.digest(),
             num_workers=self.session.num_workers,
             step_seconds=statistics.median(timed) if timed else None,
             examples_per_second=self._examples / sum(self._step_seconds)
@@ -213,55 +160,115 @@ class Run:
         return result
 
     def _steps(self) -> str:
-        trainer, options = self.trainer, self.options
-        per_epoch = options.plan.steps_per_epoch
         if self._target_reached():
             return "target"
-        source = trainer.source(self.recipe.train)
-        for share in trainer.stream(source, trainer.step_number, options.last_step):
-            if trainer.step_number % per_epoch == 0:
-                self.progress.epoch_loss, self.progress.epoch_examples = 0.0, 0
-            began = time.perf_counter()
-            result = trainer.step(share, stop=self.stop_asked() != 0)
-            self._step_seconds.append(time.perf_counter() - began)
-            self._examples += result.num_examples
-            self.progress.add(result)
-            self._log(
-                step=trainer.step_number,
-                epoch=result.epoch,
-                train_loss=result.loss,
-                learning_rate=result.learning_rate,
-                gradient_norm=result.gradient_norm,
-            )
-            self.display.step(result, trainer.step_number)
-            if self.after_step is not None:
-                self.after_step(trainer)
-            if trainer.step_number % per_epoch == 0 and self._end_epoch(result.epoch):
-                return "target"
-            if result.stop:
-                return "interrupted"
-            self._save_if_due()
+        source = self.trainer.source(self.recipe.train)
+        while self.progress.epoch < self.options.epochs and self._steps_left() != 0:
+            ended = self._stretch(source)
+            if ended is not None:
+                return ended
         return "finished"
 
-    def _end_epoch(self, epoch: int) -> bool:
-        """Evaluate and advance the schedule; True when the target is reached."""
-        if self.recipe.valid is not None:
-            self._evaluate()
-        self.trainer.end_epoch(self.progress.metrics.get("loss"))
+    def _stretch(self, source: Source) -> str | None:
+        """Epochs with one batch size; why the run ends in them, if it does."""
+        trainer, progress, course = self.trainer, self.progress, self.course
+        plan = course.plan(progress.epoch, progress.history)
+        per_epoch = plan.steps_per_epoch
+        first = progress.epoch * per_epoch + trainer.step_number - progress.epoch_began
+        stop = course.epochs_alike(progress.epoch, progress.history) * per_epoch
+        left = self._steps_left()
+        stop = stop if left is None else min(stop, first + left)
+        shares = trainer.stream(
+            source, first, stop, batch_size=plan.batch_size, begin=trainer.step_number
+        )
+        for share in shares:
+            place = trainer.step_number - progress.epoch_began
+            if place == 0:
+                progress.epoch_loss, progress.epoch_examples = 0.0, 0
+            pace = course.pace(
+                progress.epoch,
+                place * plan.batch_size,
+                len(share.batch.examples),
+                progress.history,
+            )
+            began = time.perf_counter()
+            results = trainer.advance(share, pace, stop=self.stop_asked() != 0)
+            self._step_seconds.append(time.perf_counter() - began)
+            self._examples += len(share.batch.examples)
+            for result in results:
+                self._note(result)
+            if self.after_step is not None:
+                self.after_step(trainer)
+            ended = None
+            if place + 1 == per_epoch:
+                ended = self._end_epoch(source)
+            if ended is not None:
+                return ended
+            if any(result.stop for result in results):
+                return "interrupted"
+            self._save_if_due()
+        return None
+
+    def _note(self, result: StepResult) -> None:
+        """Log an update, and show it."""
+        self.progress.add(result)
         self._log(
             step=self.trainer.step_number,
-            epoch=epoch,
-            epoch_train_loss=self.progress.train_loss,
-            **{f"valid_{name}": value for name, value in self.progress.metrics.items()},
+            epoch=result.epoch,
+            train_loss=result.loss,
+            learning_rate=result.learning_rate,
+            gradient_norm=result.gradient_norm,
         )
-        self.display.epoch(epoch, self.progress.train_loss, self.progress.metrics)
-        self._keep_weights(epoch + 1)
-        loss, best = self.progress.metrics.get("loss"), self.progress.best_loss
+        self.display.step(result, self.trainer.step_number, self._epochs())
+
+    def _steps_left(self) -> int | None:
+        """Until the run ends for their number; None where it does not."""
+        steps = self.options.steps
+        return None if steps is None else max(0, steps - self.trainer.step_number)
+
+    def _epochs(self) -> float:
+        progress = self.progress
+        per_epoch = self.course.plan(progress.epoch, progress.history).steps_per_epoch
+        return progress.epoch + (self.trainer.step_number - progress.epoch_began) / per_epoch
+
+    def _end_epoch(self, source: Source) -> str | None:
+        """Evaluate, advance the schedule, measure; why the run ends here, if it does."""
+        trainer, progress = self.trainer, self.progress
+        trainer.settle()
+        if self.recipe.valid is not None:
+            self._evaluate()
+        trainer.end_epoch(progress.metrics.get("loss"))
+        self._log(
+            step=trainer.step_number,
+            epoch=progress.epoch,
+            epoch_train_loss=progress.train_loss,
+            **{f"valid_{name}": value for name, value in progress.metrics.items()},
+        )
+        self.display.epoch(progress.epoch, progress.train_loss, progress.metrics)
+        progress.epoch += 1
+        progress.epoch_began = trainer.step_number
+        self._keep_weights(progress.epoch)
+        loss, best = progress.metrics.get("loss"), progress.best_loss
         if loss is not None and (best is None or loss < best):
-            self.progress.best_loss = loss
+            progress.best_loss = loss
             if self.recipe.keep_weights:
                 self._keep_weights("best")
-        return self._target_reached()
+        if self._target_reached():
+            return "target"
+        if self._stuck():
+            return "stuck"
+        if self.course.measures:
+            progress.history.append(measure(trainer, source, self.course.measures))
+        return None
+
+    def _stuck(self) -> bool:
+        """The validation loss has not moved for as long as there is patience."""
+        patience, loss = self.options.patience, self.progress.metrics.get("loss")
+        if patience is None or loss is None:
+            return False
+        recent = self.progress.recent = [*self.progress.recent, loss][-patience - 1 :]
+        moved = max(recent) - min(recent)
+        return len(recent) > patience and moved <= STUCK * abs(min(recent))
 
     def _keep_weights(self, epoch: Epoch) -> None:
         """If the recipe wants them. A resumed run writes the same again."""
@@ -276,7 +283,7 @@ class Run:
     def _target_reached(self) -> bool:
         loss = self.progress.metrics.get("loss")
         target = self.options.target
-        on_epoch_end = self.trainer.step_number % self.options.plan.steps_per_epoch == 0
+        on_epoch_end = self.trainer.step_number == self.progress.epoch_began
         return target is not None and loss is not None and on_epoch_end and loss <= target
 
     def _final_evaluation(self, status: str) -> None:
@@ -291,17 +298,20 @@ class Run:
             self.writes.log(**fields, seconds=round(time.perf_counter() - self._started, 6))
 
     def _save_if_due(self) -> None:
-        steps = self.checkpoint_steps
-        due = (
-            self.trainer.step_number % steps == 0
-            if steps
-            else time.perf_counter() - self._last_save > CHECKPOINT_SECONDS
-        )
+        steps, trainer = self.checkpoint_steps, self.trainer
+        if steps:
+            due = trainer.step_number % steps == 0
+        else:
+            due = time.perf_counter() - self._last_save > CHECKPOINT_SECONDS
+            # clocks differ between workers, and gradients under way are waited for together
+            if trainer.underway and trainer.step_number != self.progress.epoch_began:
+                due = False
         if due:
             self._save()
 
     def _save(self) -> None:
         """Worker 0 writes; everybody has the same state, so nobody else needs to."""
+        self.trainer.settle()
         if self.writes is not None and self._saved_step != self.trainer.step_number:
             self.writes.save(state_of(self.trainer), vars(self.progress))
             self._saved_step = self.trainer.step_number

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +22,10 @@ from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Plan
 from samepath.recipe import FoundRecipe, Recipe, where
+from samepath.strategies import find_strategy
 
-_MAY_CHANGE = ("epochs", "steps", "target", "loader_workers")
-_MAY_MOVE = ("recipe", "data")
+_MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
+_MAY_MOVE = ("recipe", "data", "strategy")
 """Paths: what is there is recognised by its content."""
 
 
@@ -56,6 +57,16 @@ class Options:
     target: float | None
     """The validation loss at which it ends."""
     loader_workers: int
+    learning_rate: float | None = None
+    """In place of the recipe's (its first group's; others in proportion)."""
+    strategy: str = "strong"
+    """What was typed: a name with parameters, or a path."""
+    strategy_identity: str = "strong"
+    """The same, or the SHA-256 of the strategy's file."""
+    virtual_workers: int = 1
+    """k of the strategy; how many workers there really are does not change the path."""
+    patience: int | None = None
+    """The run ends when its validation loss has not moved for so many epochs."""
 
     @property
     def plan(self) -> Plan:
@@ -65,11 +76,6 @@ class Options:
             grain_size=self.grain_size,
             seed=self.seed,
         )
-
-    @property
-    def last_step(self) -> int:
-        end = self.epochs * self.plan.steps_per_epoch
-        return end if self.steps is None else min(end, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +92,21 @@ class Asked:
     threads: int | None = None
     exact: bool | None = None
     loader_workers: int | None = None
+    learning_rate: float | None = None
+    strategy: str | None = None
+    virtual_workers: int | None = None
+    patience: int | None = None
     said: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         said = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "said"}
         object.__setattr__(self, "said", {n: v for n, v in said.items() if v is not None})
         for name, value in self.said.items():
-            if name == "target":
+            if name in ("target", "strategy"):
+                continue
+            if name == "learning_rate":
+                if not 0 < value < float("inf"):
+                    raise UserError(f"--learning-rate {value}: it must be above 0")
                 continue
             least = 0 if name in ("seed", "loader_workers", "exact", "steps") else 1
             if value < least:
@@ -100,7 +114,8 @@ class Asked:
 
 
 def _flag(name: str) -> str:
-    return {"grain_size": "grain"}.get(name, name).replace("_", "-")
+    names = {"grain_size": "grain", "virtual_workers": "as_workers"}
+    return names.get(name, name).replace("_", "-")
 
 
 def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = None) -> Options:
@@ -135,6 +150,7 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         options = replace(options, steps=None)
     said = asked.said | ({"target": None} if asked.target == "none" else {})
     options = replace(options, **said)
+    options = replace(options, strategy_identity=find_strategy(options.strategy).identity)
     if earlier is not None:
         _refuse_changes(earlier, asdict(options))
     if not options.num_examples:
@@ -150,13 +166,19 @@ def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [
         f"{name} (was {before.get(name)!r}, now {value!r})"
         for name, value in now.items()
-        if name not in (*_MAY_CHANGE, *_MAY_MOVE) and before.get(name) != value
+        if name not in (*_MAY_CHANGE, *_MAY_MOVE) and before.get(name, _default(name)) != value
     ]
     if changed:
         raise UserError(
             "cannot resume: " + ", ".join(changed) + " would change the path; "
             "leave it as it was, or start a new run with another --out"
         )
+
+
+def _default(name: str) -> Any:
+    """What a run of an older samepath, which did not know the setting, had."""
+    value = Options.__dataclass_fields__[name].default
+    return None if value is MISSING else value
 
 
 def training_source(recipe: Recipe) -> Source:

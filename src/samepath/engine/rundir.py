@@ -20,7 +20,7 @@ from samepath.engine.state import State
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
-    from samepath.engine.loop import RunResult
+    from samepath.engine.progress import RunResult
 
 FLUSH_SECONDS = 1.0
 

@@ -21,8 +21,9 @@ from samepath.data import seed_everything
 from samepath.engine.collective import Alone, Collective, Network
 from samepath.engine.environment import Place, read_place
 from samepath.engine.memory import keep_freed_memory
+from samepath.engine.settings import Settings
 from samepath.engine.shared_memory import SharedMemory, same_machine
-from samepath.engine.trainer import Settings, Trainer
+from samepath.engine.trainer import Trainer
 from samepath.errors import UserError
 from samepath.keys import key
 

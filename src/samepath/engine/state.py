@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samepath.engine.record import StepFacts
+from samepath.engine.underway import Underway
 from samepath.errors import CheckpointDamaged, UserError
 
 if TYPE_CHECKING:
@@ -58,7 +61,43 @@ def state_of(trainer: Trainer) -> State:
         "schedule": _encode(schedule, "schedule", tensors),
         "step": trainer.step_number,
     }
+    if trainer.underway:  # gradients that wait for their turn
+        structure["underway"] = _encode(
+            [_waiting(underway) for underway in trainer.underway], "underway", tensors
+        )
     return State(tensors, structure)
+
+
+def _waiting(underway: Underway) -> dict[str, Any]:
+    assert underway.gradients is None, "settle() comes before the state is looked at"
+    assert underway.facts is not None
+    facts = {"loss": underway.facts.loss, "grain_losses": list(underway.facts.grain_losses)}
+    return {
+        "step": underway.step,
+        "epoch": underway.epoch,
+        "num_examples": underway.num_examples,
+        **facts,
+        "gradient": underway.totals,
+    }
+
+
+def _underway(value: dict[str, Any]) -> Underway:
+    facts = StepFacts(
+        loss=value["loss"],
+        grain_losses=tuple(value["grain_losses"]),
+        stop=False,
+        used=[gradient is not None for gradient in value["gradient"]],
+        buffers=[],
+    )
+    return Underway(
+        step=value["step"],
+        epoch=value["epoch"],
+        num_examples=value["num_examples"],
+        facts=facts,
+        # the update may write into it, and the file it is mapped from must stay as it is
+        totals=[None if g is None else g.clone() for g in value["gradient"]],
+        buffers_merged=True,
+    )
 
 
 def load_model(model: nn.Module, state: State) -> None:
@@ -101,6 +140,8 @@ def load_state(trainer: Trainer, state: State) -> None:
         if trainer.schedule is not None and structure["schedule"] is not None:
             trainer.schedule.load_state_dict(_decode(structure["schedule"], state.tensors))
         trainer.step_number = int(structure["step"])
+        waiting = _decode(structure.get("underway"), state.tensors) or []
+        trainer.underway = deque(_underway(value) for value in waiting)
     except (KeyError, RuntimeError, ValueError, TypeError) as error:
         raise CheckpointDamaged(
             f"the checkpoint does not fit this recipe's model and optimizer: {error}"

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 
 from samepath.engine import checkpoint
 from samepath.engine.launch import Interrupted
-from samepath.engine.loop import Display, Run, RunResult, Silent
+from samepath.engine.loop import Run
 from samepath.engine.options import Options
+from samepath.engine.progress import Display, RunResult, Silent
 from samepath.engine.session import start
+from samepath.engine.settings import StepResult
 from samepath.engine.state import bytes_of, state_of
 from samepath.engine.train import stop_signals
-from samepath.engine.trainer import StepResult, Trainer
+from samepath.engine.trainer import Trainer
 from samepath.recipe import find_recipe
 
 
@@ -163,9 +165,9 @@ class Recorder(Display):
 
     # ---- what the loop tells a display
 
-    def step(self, result: StepResult, steps: int) -> None:
+    def step(self, result: StepResult, steps: int, epochs: float) -> None:
         self._result = result
-        self._display.step(result, steps)
+        self._display.step(result, steps, epochs)
 
     def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
         self._metrics(metrics)

@@ -18,10 +18,12 @@ from typing import Any, Literal
 
 import torch
 
+from samepath.engine.course import Course
 from samepath.engine.environment import read_place
 from samepath.engine.launch import Interrupted, launch
-from samepath.engine.loop import Display, Run, RunResult
+from samepath.engine.loop import Run
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
+from samepath.engine.progress import Display, RunResult
 from samepath.engine.rundir import RunFolder, next_free
 from samepath.engine.session import start
 from samepath.errors import UserError
@@ -124,7 +126,10 @@ def _prepare(
     most = options.plan.num_grains if options.exact else options.batch_size
     asked = request.num_workers
     workers = asked if isinstance(asked, int) else min(available_workers(), most)
+    if earlier is None and request.asked.virtual_workers is None:
+        options = replace(options, virtual_workers=workers if request.asked.strategy else 1)
     refuse_recipe(found.recipe, options, workers)
+    Course(options)  # its checks are the point
     if writes:
         folder.write(options, list(request.command), earlier)
     return replace(request, num_workers=workers), options, folder

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import operator
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,72 +24,24 @@ from torch import Tensor, nn
 
 from samepath.data import Draws, GrainRequest, Source, as_source, seed_everything
 from samepath.data.sources import Data
+from samepath.engine.adversarial import moved
 from samepath.engine.buffers import BufferMerge
 from samepath.engine.checkpoint import load_newest, save
 from samepath.engine.collective import Collective
 from samepath.engine.evaluation import evaluate, to_device
 from samepath.engine.gradients import GradientSum
-from samepath.engine.record import pack, unpack
+from samepath.engine.record import pack
 from samepath.engine.refuse import refuse_unsupported
+from samepath.engine.settings import Pace, Settings, Share, StepResult
 from samepath.engine.state import digest, load_state, state_of
+from samepath.engine.underway import Underway
+from samepath.engine.update import advance_epoch, clip_gradient, update
 from samepath.errors import Diverged, UserError
 from samepath.keys import key
 from samepath.plan import Batch, Division, Plan, divide
+from samepath.strategies import Adversarial
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a model is trained, apart from its data."""
-
-    batch_size: int
-    """Examples of one step."""
-    grain_size: int
-    """Examples computed at once."""
-    seed: int = 0
-    """Decides order, dropout and augmentation."""
-    exact: bool = True
-    """Same bits at every worker count; otherwise each worker computes its whole share at once and
-    the path is the same up to rounding."""
-    clip_norm: float | None = None
-    """Clip gradients to this global norm."""
-    weight: Callable[[Any], float] | None = None
-    """What a grain counts for, when not its number of examples."""
-    augment: Callable[[Any, Draws], Any] | None = None
-    """Changes training examples with numbers keyed by (seed, epoch, example)."""
-    metrics: Callable[[nn.Module, Any], Mapping[str, Tensor]] | None = None
-    """Means by name for validation; the loss alone when not given."""
-    autocast: torch.dtype | None = None
-    """Run forward passes under torch.autocast with this dtype."""
-    schedule_every: Literal["step", "epoch"] = "epoch"
-    """When the schedule advances."""
-    collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of a Dataset's items."""
-    loader_workers: int = 0
-    """Loader processes, for Datasets."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """A batch, and this worker's grains of it as they are needed."""
-
-    batch: Batch
-    grains: Iterator[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What a step was like; the same on every worker."""
-
-    step: int
-    epoch: int
-    loss: float
-    grain_losses: tuple[float, ...]
-    gradient_norm: float
-    """Of the whole batch's gradient, before clipping."""
-    learning_rate: float
-    num_examples: int
-    stop: bool
-    """Some worker was asked to stop."""
+SYNCHRONOUS = Pace()
 
 
 def _unwatched(point: str, grain: int, value: Any) -> None:
@@ -119,7 +72,9 @@ class Trainer:
         """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
         for tensor in (*model.parameters(), *model.buffers()):
             collective.broadcast(tensor.data)  # one model, also when it was made without the seed
-        self._gradients: GradientSum | None = None
+        self.underway: deque[Underway] = deque()
+        """Batches that have been computed and not been applied: as many as the lag."""
+        self._sums: list[GradientSum] = []
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
 
     # ---- data
@@ -135,10 +90,10 @@ class Trainer:
             pin_memory=self.collective.device.type == "cuda",
         )
 
-    def plan(self, source: Source) -> Plan:
+    def plan(self, source: Source, batch_size: int | None = None) -> Plan:
         return Plan(
             num_examples=len(source),
-            batch_size=self.settings.batch_size,
+            batch_size=batch_size or self.settings.batch_size,
             grain_size=self.settings.grain_size,
             seed=self.settings.seed,
         )
@@ -151,9 +106,21 @@ class Trainer:
             source, max(epoch * per_epoch, self.step_number), (epoch + 1) * per_epoch
         )
 
-    def stream(self, source: Source, first: int, stop: int) -> Iterator[Share]:
-        """The batches of steps first to stop, each with this worker's grains."""
-        plan = self.plan(source)
+    def stream(
+        self,
+        source: Source,
+        first: int,
+        stop: int,
+        *,
+        batch_size: int | None = None,
+        begin: int | None = None,
+    ) -> Iterator[Share]:
+        """The batches `first` to `stop` of the plan, each with this worker's grains.
+
+        `batch_size` is another than the settings' for a stretch of epochs; the first batch is then
+        the run's step `begin`, not `first`."""
+        plan = self.plan(source, batch_size)
+        ahead = 0 if begin is None else begin - first
 
         def requests() -> Iterator[GrainRequest]:
             for step in range(first, stop):
@@ -163,7 +130,7 @@ class Trainer:
 
         grains = source.load(requests())
         for step in range(first, stop):
-            yield Share(plan.batch(step), grains)
+            yield Share(replace(plan.batch(step), step=step + ahead), grains)
 
     def _divide(self, batch: Batch) -> Division:
         return divide(batch, self.collective.num_workers, exact=self.settings.exact)
@@ -172,6 +139,46 @@ class Trainer:
 
     def step(self, share: Share, *, stop: bool = False) -> StepResult:
         """One update from one batch. Raises Diverged instead where that is not finite."""
+        (result,) = self.advance(share, SYNCHRONOUS, stop=stop)
+        return result
+
+    def advance(self, share: Share, pace: Pace, *, stop: bool = False) -> list[StepResult]:
+        """Compute one batch, and apply what has waited long enough: with a lag, an earlier batch
+        (none at first); without, this one."""
+        computed = self._compute(share, stop=stop, attack=pace.adversarial)
+        self.underway.append(computed)
+        if pace.lag and self._buffers.names:  # the next batch starts from merged buffers
+            self._merge_buffers(computed)
+        applied = []
+        while len(self.underway) > pace.lag:
+            applied.append(self._apply(self.underway.popleft(), pace))
+        self.step_number += 1
+        return applied
+
+    def settle(self) -> None:
+        """Wait for all gradients that are under way (on every worker, before anything that all
+        workers do together, or that looks at the state)."""
+        for underway in self.underway:
+            underway.settle()
+
+    def gradient(self, source: Source, batch: Batch) -> float:
+        """The gradient of any batch, in `.grad`, and its loss; nothing else is changed."""
+        self.settle()
+        mine = self._divide(batch).grains(self.collective.worker).values()
+        grains = source.load(GrainRequest(batch.epoch, examples) for examples in mine)
+        computed = self._compute(Share(batch, grains), merge_buffers=False)
+        computed.assign(self._parameters())
+        return computed.know().loss
+
+    def _compute(
+        self,
+        share: Share,
+        *,
+        stop: bool = False,
+        attack: Adversarial | None = None,
+        merge_buffers: bool = True,
+    ) -> Underway:
+        """All grains of this worker; their sums are on their way."""
         batch = share.batch
         division = self._divide(batch)
         mine = division.grains(self.collective.worker)
@@ -180,11 +187,12 @@ class Trainer:
         self._buffers.begin(division.reduction)
         data, scales = self._scales(share, division, mine)
         losses = [
-            self._grain(batch, number, examples, next(data), scales[number], gradients)
+            self._grain(batch, number, examples, next(data), scales[number], gradients, attack)
             for number, examples in mine.items()
         ]
         gradients.launch_rest()
-        self._buffers.launch()
+        if merge_buffers:
+            self._buffers.launch()
         record = pack(
             division,
             torch.stack(losses).tolist() if losses else [],
@@ -193,41 +201,73 @@ class Trainer:
             self._buffers.record(),
             stop=stop,
         )
-        end_gather = self.collective.gather_begin(record)
-        gradients.finish()
-        facts = unpack(division, end_gather(), len(gradients.parameters))
-        if not math.isfinite(facts.loss):
-            raise Diverged(batch.step, "loss", facts.loss)
-        gradients.assign(facts.used)
-        gradient_norm = self._clip()
-        if not math.isfinite(gradient_norm):
-            raise Diverged(batch.step, "gradient's norm", gradient_norm)
-        self._buffers.finish(facts.buffers)
-        learning_rate = self._update()
-        return StepResult(
+        if self.underway:
+            self.underway[-1].know()
+        return Underway(
             step=batch.step,
             epoch=batch.epoch,
+            num_examples=len(batch.examples),
+            gradients=gradients,
+            division=division,
+            end_gather=self.collective.gather_begin(record),
+        )
+
+    def _apply(self, underway: Underway, pace: Pace) -> StepResult:
+        """One update from a batch that has been computed."""
+        if underway.gradients is not None:
+            underway.gradients.finish()  # hides the wait for the facts
+        facts = underway.know()
+        if not math.isfinite(facts.loss):
+            raise Diverged(underway.step, "loss", facts.loss)
+        underway.assign(self._parameters())
+        gradient_norm = clip_gradient(self.model, self.settings.clip_norm)
+        if not math.isfinite(gradient_norm):
+            raise Diverged(underway.step, "gradient's norm", gradient_norm)
+        if not underway.buffers_merged:
+            self._merge_buffers(underway)
+        by_step = self.schedule if self.settings.schedule_every == "step" else None
+        learning_rate = update(self.optimizer, by_step, pace)
+        return StepResult(
+            step=underway.step,
+            epoch=underway.epoch,
             loss=facts.loss,
             grain_losses=facts.grain_losses,
             gradient_norm=gradient_norm,
             learning_rate=learning_rate,
-            num_examples=len(batch.examples),
+            num_examples=underway.num_examples,
             stop=facts.stop,
         )
 
+    def _merge_buffers(self, underway: Underway) -> None:
+        facts = underway.know()
+        if math.isfinite(facts.loss):
+            self._buffers.finish(facts.buffers)
+            underway.buffers_merged = True
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
     def _gradient_sum(self) -> GradientSum:
-        """The sum over the parameters that require gradients now (people freeze and unfreeze)."""
+        """A sum that no batch under way uses, over the parameters that require gradients now
+        (people freeze and unfreeze)."""
         parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        if self._gradients is not None:
-            if list(parameters) == self._gradients.names and all(
-                map(operator.is_, parameters.values(), self._gradients.parameters)
+        for known in self._sums:
+            if list(parameters) != known.names or not all(
+                map(operator.is_, parameters.values(), known.parameters)
             ):
-                return self._gradients
-            self._gradients.close()
+                self.settle()
+                for sums in self._sums:
+                    sums.close()
+                self._sums = []
+                break
         if not parameters:
             raise UserError("no parameter of the model requires a gradient; unfreeze some")
-        self._gradients = GradientSum(self.collective, parameters, exact=self.settings.exact)
-        return self._gradients
+        busy = [id(underway.gradients) for underway in self.underway]
+        for sums in self._sums:
+            if id(sums) not in busy:
+                return sums
+        self._sums.append(GradientSum(self.collective, parameters, exact=self.settings.exact))
+        return self._sums[-1]
 
     def _scales(
         self, share: Share, division: Division, mine: Mapping[int, NDArray[np.int64]]
@@ -237,6 +277,8 @@ class Trainer:
             total = len(share.batch.examples)
             return share.grains, {n: len(examples) / total for n, examples in mine.items()}
         # The weight of the whole batch must be known before the first backward pass
+        if self.underway:
+            self.underway[-1].know()
         data = [self._to_device(next(share.grains)) for _ in mine]
         weights = np.zeros(division.most_grains)
         weights[: len(data)] = [float(self.settings.weight(grain)) for grain in data]
@@ -257,6 +299,7 @@ class Trainer:
         data: Any,
         scale: float,
         gradients: GradientSum,
+        attack: Adversarial | None,
     ) -> Tensor:
         """Forward and backward of one grain."""
         data = self._to_device(data)
@@ -268,6 +311,10 @@ class Trainer:
             draws = Draws(seed=seed, epoch=batch.epoch, examples=examples)
             data = self.settings.augment(data, draws)
             self.watch("augmented", number, data)
+        if attack is not None:
+            with self.forward_context():
+                data = moved(attack, data, self.model, self.loss)
+            seed_everything(key("grain", seed, batch.step, number))
         with self.forward_context():
             loss = self.loss(self.model, data)
         self.watch("loss", number, loss)
@@ -285,48 +332,28 @@ class Trainer:
         self._buffers.after_grain(scale)
         return loss.detach().reshape(())
 
-    def _clip(self) -> float:
-        """Clip the gradient if asked to; its norm before."""
-        if self.settings.clip_norm is not None:
-            parameters = self.model.parameters()
-            return float(nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm))
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(nn.utils.get_total_norm(gradients))
-
-    def _update(self) -> float:
-        """Update and advance the schedule; the learning rate that was used."""
-        learning_rate = float(self.optimizer.param_groups[0]["lr"])
-        self.optimizer.step()
-        if self.schedule is not None and self.settings.schedule_every == "step":
-            self.schedule.step()
-        self.step_number += 1
-        return learning_rate
-
     def end_epoch(self, valid_loss: float | None = None) -> None:
         """Advance a schedule that goes by epochs."""
-        if self.schedule is None or self.settings.schedule_every != "epoch":
-            return
-        if isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            if valid_loss is None:
-                raise UserError("ReduceLROnPlateau needs validation data; give the recipe `valid`")
-            self.schedule.step(valid_loss)
-        else:
-            self.schedule.step()
+        if self.schedule is not None and self.settings.schedule_every == "epoch":
+            advance_epoch(self.schedule, valid_loss)
 
     # ---- evaluation
 
     def evaluate(self, data: Data) -> dict[str, float]:
         """Means over validation data, the same bits at every worker count."""
+        self.settle()
         return evaluate(self, self.source(data))
 
     # ---- state
 
     def digest(self) -> str:
         """SHA-256 of weights, buffers and optimizer state: equal digests, equal training."""
+        self.settle()
         return digest(state_of(self))
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint (call it on every worker; one writes)."""
+        self.settle()
         if self.collective.worker == 0:
             save(Path(folder), state_of(self), {})
         self.collective.agree(True)  # nobody goes on, or resumes, before it is there

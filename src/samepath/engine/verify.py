@@ -27,8 +27,8 @@ from samepath.engine.compare import (
 )
 from samepath.engine.environment import read_place
 from samepath.engine.launch import launch
-from samepath.engine.loop import Display
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, training_source
+from samepath.engine.progress import Display
 from samepath.engine.trace import Grains, Job, Trace, record, state_path, trace_path
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe

@@ -1,0 +1,40 @@
+"""The recipe's optimizer, at another rate or replaced by a strategy's own.
+
+In: the optimizer the recipe made. Out: one over the same groups of parameters. LARS and LAMB are
+pytorch-optimizer's; momentum, betas and weight decay are the recipe's where it has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samepath.strategies import OtherOptimizer
+
+
+def with_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Give the first group this rate, and the others theirs in proportion."""
+    first = float(optimizer.param_groups[0]["lr"])
+    for number, group in enumerate(optimizer.param_groups):
+        group["lr"] = learning_rate * (float(group["lr"]) / first) if number else learning_rate
+
+
+def replaced(optimizer: torch.optim.Optimizer, other: OtherOptimizer) -> torch.optim.Optimizer:
+    """LARS or LAMB over the same parameters."""
+    from pytorch_optimizer import LARS, Lamb
+
+    if other.learning_rate is not None:
+        with_rate(optimizer, other.learning_rate)
+    kept = {"lars": ("momentum", "nesterov"), "lamb": ("betas",)}[other.name]
+    groups: list[dict[str, Any]] = [
+        {
+            "params": group["params"],
+            "lr": float(group["lr"]),
+            "weight_decay": float(group.get("weight_decay", 0.0)),
+            **{name: group[name] for name in kept if group.get(name)},
+        }
+        for group in optimizer.param_groups
+    ]
+    made: torch.optim.Optimizer = (LARS if other.name == "lars" else Lamb)(groups)
+    return made

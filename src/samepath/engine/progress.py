@@ -1,0 +1,85 @@
+"""Where a run stands, how it ended, and what a person sees of it meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from samepath.engine.settings import StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    status: str
+    """finished, target, diverged, stuck or interrupted"""
+    steps: int
+    """Completed steps."""
+    epochs: float
+    train_loss: float | None
+    """Mean over the last epoch's steps so far."""
+    valid_loss: float | None
+    metrics: dict[str, float]
+    """Everything the last evaluation found."""
+    digest: str
+    num_workers: int
+    step_seconds: float | None
+    """Median over the steps of this process, without the first."""
+    examples_per_second: float | None
+    seconds: float
+    message: str = ""
+    signal: int | None = None
+    """Which signal interrupted it, where this process was told."""
+
+
+@dataclass
+class Progress:
+    """Where the run stands: part of the state, so that a resumed epoch ends the same."""
+
+    epoch: int = 0
+    """Epochs done."""
+    epoch_began: int = 0
+    """The step at which the epoch under way began."""
+    epoch_loss: float = 0.0
+    epoch_examples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    metrics_step: int = -1
+    best_loss: float | None = None
+    """The lowest validation loss so far."""
+    recent: list[float] = field(default_factory=list)
+    """The last validation losses, as many as the run has patience for."""
+    history: list[dict[str, float]] = field(default_factory=list)
+    """What the strategy had measured at the end of each epoch."""
+
+    def add(self, result: StepResult) -> None:
+        self.epoch_loss += result.loss * result.num_examples
+        self.epoch_examples += result.num_examples
+
+    @property
+    def train_loss(self) -> float | None:
+        return self.epoch_loss / self.epoch_examples if self.epoch_examples else None
+
+
+class Display(Protocol):
+    """What a person sees while it runs."""
+
+    def step(self, result: StepResult, steps: int, epochs: float) -> None: ...
+
+    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def step(self, result: StepResult, steps: int, epochs: float) -> None: ...
+
+    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,66 @@
+"""A batch whose grains are computed, and whose gradient is being added.
+
+In: sums that have been launched. Out, as soon as somebody wants them: what everybody knows of the
+step, and the batch's gradient. Guaranteed: a settled one depends on no other worker any more and
+can be written to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from samepath.engine.collective import Record
+from samepath.engine.gradients import GradientSum, Sums
+from samepath.engine.record import StepFacts, unpack
+from samepath.plan import Division
+
+
+@dataclass(kw_only=True)
+class Underway:
+    """One batch between its backward passes and its update."""
+
+    step: int
+    epoch: int
+    num_examples: int
+    facts: StepFacts | None = None
+    totals: Sums = field(default_factory=list)
+    """The gradient, once it is settled."""
+    buffers_merged: bool = False
+    gradients: GradientSum | None = None
+    """Who adds it; None once it is settled."""
+    division: Division | None = None
+    end_gather: Callable[[], list[Record]] | None = None
+
+    def know(self) -> StepFacts:
+        """What everybody says of the step. There is one gather under way at a time: the next may
+        begin only after this."""
+        if self.facts is None:
+            assert self.gradients is not None
+            assert self.division is not None
+            assert self.end_gather is not None
+            records = self.end_gather()
+            self.facts = unpack(self.division, records, len(self.gradients.parameters))
+        return self.facts
+
+    def gradient(self) -> Sums:
+        """The batch's gradient, None where no grain used a parameter. It is memory that the next
+        batch may use again."""
+        if self.gradients is None:
+            return self.totals
+        totals = self.gradients.finish()
+        used = self.know().used
+        return [total if use else None for total, use in zip(totals, used, strict=True)]
+
+    def settle(self) -> None:
+        """Wait for the gradient, and keep it in memory of its own (all workers together)."""
+        if self.gradients is not None:
+            self.totals = [None if g is None else g.clone() for g in self.gradient()]
+            self.gradients = self.division = self.end_gather = None
+
+    def assign(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give every used parameter its gradient as `.grad`."""
+        for parameter, gradient in zip(parameters, self.gradient(), strict=True):
+            parameter.grad = gradient

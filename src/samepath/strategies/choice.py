@@ -1,0 +1,87 @@
+"""What a strategy is asked and what it answers. Pure: no torch, no state.
+
+A strategy is a function of k, the number of workers it is for, and the moment of the run. It
+answers with factors of what the recipe says, so that the same rule serves every recipe. The batch
+is asked for at the start of every epoch, the rest before every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+Measure: TypeAlias = Literal["curvature", "noise"]
+"""What a strategy can have measured at the end of every epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Where a run stands."""
+
+    epoch: int = 0
+    """Epochs done."""
+    fraction: float = 0.0
+    """Of the epoch under way: the part seen before this step."""
+    batch_size: int = 1
+    """The recipe's."""
+    history: tuple[Mapping[str, float], ...] = ()
+    """What was measured at the end of each epoch, by name."""
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data so far."""
+        return self.epoch + self.fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronisation:
+    """When a gradient is applied."""
+
+    kind: Literal["synchronous", "stale", "asynchronous"] = "synchronous"
+    lag: int = 0
+    """Updates that are made between the weights a gradient is computed with and its own update."""
+
+    def __post_init__(self) -> None:
+        if self.lag < 0:
+            raise ValueError(f"lag is {self.lag}; it must be at least 0")
+        if self.kind == "synchronous" and self.lag:
+            raise ValueError(f"lag is {self.lag}, but synchronous updates have none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherOptimizer:
+    """An optimizer in place of the recipe's. It is the same for the whole run."""
+
+    name: Literal["lars", "lamb"]
+    learning_rate: float | None = None
+    """Its rate before factors; the recipe's when not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversarial:
+    """Train on examples moved a little in the direction that raises their loss."""
+
+    epsilon: float
+    """How far each input value is moved."""
+    share: float
+    """Of the examples of a grain: the part that is moved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a strategy answers."""
+
+    batch: float = 1.0
+    """Times the recipe's batch size."""
+    learning_rate: float = 1.0
+    """Times the recipe's learning rate (as its schedule has it at this moment)."""
+    synchronisation: Synchronisation = Synchronisation()
+    optimizer: OtherOptimizer | None = None
+    adversarial: Adversarial | None = None
+
+
+class Strategy(Protocol):
+    """How batch, learning rate and synchronisation change with k workers."""
+
+    def __call__(self, k: int, moment: Moment, /) -> Choice: ...
