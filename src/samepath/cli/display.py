@@ -24,10 +24,12 @@ class LiveDisplay(Display):
         self._console = Console(stderr=True)
         self._progress: Progress | None = None
         self._began = self._spoke = time.monotonic()
-        self._examples = 0
+        self._examples = self._steps = self._staleness = 0
 
     def step(self, result: StepResult, steps: int, epochs: float) -> None:
         self._examples += result.num_examples
+        self._steps += 1
+        self._staleness += result.staleness
         rate = self._examples / max(time.monotonic() - self._began, 1e-9)
         if not self._console.is_terminal:
             return
@@ -49,11 +51,10 @@ class LiveDisplay(Display):
                 facts="",
             )
             self._progress.start()
-        self._progress.update(
-            self._task,
-            completed=epochs,
-            facts=f"step {steps}  loss {result.loss:.5g}  {rate:.0f} examples/s",
-        )
+        facts = f"step {steps}  loss {result.loss:.5g}  {rate:.0f} examples/s"
+        if self._options.server:
+            facts += f"  staleness {self._staleness / self._steps:.2f}"
+        self._progress.update(self._task, completed=epochs, facts=facts)
 
     def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
         """A line now and then where there is no terminal to draw on."""

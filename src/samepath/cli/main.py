@@ -16,6 +16,7 @@ from samepath.cli.generate import generate
 from samepath.cli.recipes import recipes
 from samepath.cli.run import run
 from samepath.cli.show import show
+from samepath.cli.study import study
 from samepath.cli.train import train
 from samepath.cli.verify import verify
 from samepath.errors import SamepathError
@@ -34,7 +35,7 @@ def cli() -> None:
     """
 
 
-for command in (train, verify, show, generate, cubes, run, digest, recipes):
+for command in (train, verify, study, show, generate, cubes, run, digest, recipes):
     cli.add_command(command)
 
 

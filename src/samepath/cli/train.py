@@ -21,6 +21,17 @@ from samepath.cli.common import (
     workers_option,
 )
 
+_SHOWN = (
+    "steps",
+    "train_loss",
+    "valid_loss",
+    "step_seconds",
+    "num_workers",
+    "staleness_mean",
+    "staleness_max",
+    "digest",
+)
+
 
 @click.command()
 @click.argument("recipe")
@@ -80,6 +91,7 @@ def train(
       samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
       samepath train nodules --data my_volumes.npz
       samepath train nodules --strategy warmup:epochs=10 --as-workers 8
+      samepath train nodules --strategy asynchronous:bound=4 -n 4
     """
     from samepath.cli.display import LiveDisplay
     from samepath.engine.environment import read_place
@@ -126,10 +138,10 @@ def _summary(recipe: str, folder: Path, result: dict[str, object]) -> None:
         "interrupted": f"stopped; continue with: {again}",
     }
     click.echo(f"{words[str(result['status'])]}")
-    for name in ("steps", "train_loss", "valid_loss", "step_seconds", "num_workers", "digest"):
+    for name in _SHOWN:
         value = result[name]
         if value is not None:
             click.echo(
-                f"  {name:<13} {value:.6g}" if isinstance(value, float) else f"  {name:<13} {value}"
+                f"  {name:<14} {value:.6g}" if isinstance(value, float) else f"  {name:<14} {value}"
             )
-    click.echo(f"  {'run':<13} {folder}")
+    click.echo(f"  {'run':<14} {folder}")

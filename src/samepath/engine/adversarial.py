@@ -32,7 +32,10 @@ def moved(
         )
 
     def put(values: Tensor) -> Any:
-        return values if isinstance(data, Tensor) else type(data)([values, *data[1:]])
+        if isinstance(data, Tensor):
+            return values
+        parts = [values, *data[1:]]
+        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -106,7 +107,10 @@ def _distinct(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
         else:
             first[where] = name
             # a tensor that is part of another's memory is written out as itself
-            distinct[name] = tensor.contiguous() if _alone(tensor) else tensor.clone()
+            row_major = torch.contiguous_format
+            distinct[name] = (
+                tensor.contiguous() if _alone(tensor) else tensor.clone(memory_format=row_major)
+            )
     return distinct, same_as
 
 

@@ -4,7 +4,7 @@ In: a Place. Out: a Collective: small records gathered from everybody, and bucke
 that become one total. Three kinds: `Alone`; `Network` (gloo on CPU, NCCL on GPU); and, in
 `shared_memory`, one for workers of one machine.
 Guaranteed: a bucket's total is added in the order the Reduction says, bit for bit, whatever the
-kind; every wait has a limit.
+kind; every wait has a limit. Beside it, for a parameter server: a Mailbox.
 """
 
 from __future__ import annotations
@@ -120,15 +120,7 @@ class Network(Collective):
         self._timeout = timedelta(seconds=timeout_seconds)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                init_method=f"tcp://{place.address}:{place.port}"
-                if place.launcher != "torchrun"
-                else "env://",
-                rank=place.worker,
-                world_size=place.num_workers,
-                timeout=self._timeout,
-            )
+            _join("nccl" if device.type == "cuda" else "gloo", place, self._timeout)
         # Chunks come back through a group of their own: they start whenever a worker is ready, so
         # their order against outgoing buckets differs between workers, their own order does not.
         self.scatter_group = dist.group.WORLD
@@ -170,12 +162,64 @@ class Network(Collective):
             dist.destroy_process_group()
 
 
+def _join(backend: str, place: Place, timeout: timedelta) -> None:
+    dist.init_process_group(
+        backend,
+        init_method=f"tcp://{place.address}:{place.port}"
+        if place.launcher != "torchrun"
+        else "env://",
+        rank=place.worker,
+        world_size=place.num_workers,
+        timeout=timeout,
+    )
+
+
 def wait(work: dist.Work) -> None:
     """Wait for a collective; a peer that left becomes one clear error."""
     try:
         work.wait()
     except RuntimeError as error:
         raise WorkerLost(f"another worker left or stopped answering ({error})") from error
+
+
+class Mailbox:
+    """Bytes from one process to another, in order; threads may talk to different ones at once.
+
+    Always gloo: NCCL's messages would keep a GPU's stream waiting for a worker that is busy. On
+    GPUs weights and gradients therefore pass through main memory (reasoned; not run on one).
+    """
+
+    def __init__(self, place: Place, timeout_seconds: float) -> None:
+        self.worker = place.worker
+        self.num_workers = place.num_workers
+        _join("gloo", place, timedelta(seconds=timeout_seconds))
+
+    def send(self, message: Tensor, to: int) -> None:
+        self._move(dist.isend, torch.tensor([message.numel()]), to)
+        if message.numel():
+            self._move(dist.isend, message, to)
+
+    def receive(self, sender: int) -> Tensor:
+        length = torch.empty(1, dtype=torch.int64)
+        self._move(dist.irecv, length, sender)
+        message = torch.empty(int(length), dtype=torch.uint8)
+        if message.numel():
+            self._move(dist.irecv, message, sender)
+        return message
+
+    def _move(
+        self, begin: Callable[[Tensor, int], dist.Work | None], tensor: Tensor, other: int
+    ) -> None:
+        try:
+            work = begin(tensor, other)
+        except RuntimeError as error:
+            raise WorkerLost(f"worker {other} left ({error})") from error
+        assert work is not None
+        wait(work)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class NetworkBucket(Bucket):

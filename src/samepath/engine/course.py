@@ -6,6 +6,7 @@ depend on the options and the moment only, so a resumed run gets the same ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from samepath.engine.options import Options
@@ -39,10 +40,19 @@ class Course:
             epoch=epoch,
             fraction=fraction,
             batch_size=self._options.batch_size,
+            most_batch=self._options.num_examples / self._options.batch_size,
             history=tuple(history),
         )
-        choice = self._strategy(self._options.virtual_workers, moment)
-        if not isinstance(choice, Choice) or not choice.batch > 0 or not choice.learning_rate >= 0:
+        try:
+            choice = self._strategy(self._options.virtual_workers, moment)
+        except UserError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise UserError(f"strategy {self._options.strategy!r} raised {what}") from error
+        if not isinstance(choice, Choice) or not (
+            0 < choice.batch < math.inf and 0 <= choice.learning_rate < math.inf
+        ):
             raise UserError(
                 f"strategy {self._options.strategy!r} answered {choice}; return a samepath.Choice "
                 "with a batch above 0 and a learning rate of at least 0"

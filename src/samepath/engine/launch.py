@@ -8,6 +8,7 @@ which then have `SHUTDOWN_SECONDS` to save.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import multiprocessing
@@ -20,6 +21,7 @@ import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,7 @@ def _elastic(
 def _reporting(function: Callable[..., Any], arguments: tuple[Any, ...], reports: str) -> None:
     """Run in a worker: what it raises is left where the launcher finds it."""
     os.setpgid(0, 0)  # Ctrl-C reaches the launcher alone, which passes it on: once
+    die_with_parent()
     try:
         function(*arguments)
     except BaseException as error:
@@ -128,6 +131,14 @@ def _reporting(function: Callable[..., Any], arguments: tuple[Any, ...], reports
         if report["secondary"]:
             time.sleep(CAUSE_SECONDS)
         raise
+
+
+def die_with_parent() -> None:
+    """Linux: when whoever started this process is killed, so is it (nobody is left to stop it, and
+    a run that is continued elsewhere must not be written to from here)."""
+    on_parents_death = 1  # PR_SET_PDEATHSIG
+    with suppress(OSError, AttributeError):  # another system: the run's lock has to do
+        ctypes.CDLL(None).prctl(on_parents_death, signal.SIGKILL, 0, 0, 0)
 
 
 def _first_report(reports: Path, error: ChildFailedError) -> SamepathError:

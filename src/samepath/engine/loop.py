@@ -153,6 +153,8 @@ class Run:
             else None,
             seconds=seconds,
             message=message,
+            staleness_mean=self.progress.staleness_mean if self.options.server else None,
+            staleness_max=self.progress.staleness_max if self.options.server else None,
             signal=(self.stop_asked() or None) if status == "interrupted" else None,
         )
         if self.writes is not None:
@@ -201,7 +203,7 @@ class Run:
                 self.after_step(trainer)
             ended = None
             if place + 1 == per_epoch:
-                ended = self._end_epoch(source)
+                ended = self._end_epoch(source, plan.batch_size)
             if ended is not None:
                 return ended
             if any(result.stop for result in results):
@@ -218,6 +220,7 @@ class Run:
             train_loss=result.loss,
             learning_rate=result.learning_rate,
             gradient_norm=result.gradient_norm,
+            **({"staleness": result.staleness} if self.options.server else {}),
         )
         self.display.step(result, self.trainer.step_number, self._epochs())
 
@@ -231,16 +234,19 @@ class Run:
         per_epoch = self.course.plan(progress.epoch, progress.history).steps_per_epoch
         return progress.epoch + (self.trainer.step_number - progress.epoch_began) / per_epoch
 
-    def _end_epoch(self, source: Source) -> str | None:
+    def _end_epoch(self, source: Source, batch_size: int) -> str | None:
         """Evaluate, advance the schedule, measure; why the run ends here, if it does."""
         trainer, progress = self.trainer, self.progress
-        trainer.settle()
+        epoch = progress.epoch
+        if trainer.collective.num_workers > 1:  # a parameter server need not wait for its workers
+            trainer.settle()
         if self.recipe.valid is not None:
             self._evaluate()
         trainer.end_epoch(progress.metrics.get("loss"))
         self._log(
             step=trainer.step_number,
             epoch=progress.epoch,
+            batch_size=batch_size,
             epoch_train_loss=progress.train_loss,
             **{f"valid_{name}": value for name, value in progress.metrics.items()},
         )
@@ -259,6 +265,7 @@ class Run:
             return "stuck"
         if self.course.measures:
             progress.history.append(measure(trainer, source, self.course.measures))
+            self._log(step=trainer.step_number, epoch=epoch, measured=progress.history[-1])
         return None
 
     def _stuck(self) -> bool:
@@ -304,7 +311,8 @@ class Run:
         else:
             due = time.perf_counter() - self._last_save > CHECKPOINT_SECONDS
             # clocks differ between workers, and gradients under way are waited for together
-            if trainer.underway and trainer.step_number != self.progress.epoch_began:
+            several = trainer.collective.num_workers > 1
+            if several and trainer.underway and trainer.step_number != self.progress.epoch_began:
                 due = False
         if due:
             self._save()

@@ -10,14 +10,22 @@ from typing import Any
 
 import torch
 
+from samepath.errors import UserError
 from samepath.strategies import OtherOptimizer
 
 
 def with_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Give the first group this rate, and the others theirs in proportion."""
-    first = float(optimizer.param_groups[0]["lr"])
-    for number, group in enumerate(optimizer.param_groups):
-        group["lr"] = learning_rate * (float(group["lr"]) / first) if number else learning_rate
+    first, *others = optimizer.param_groups
+    before = float(first["lr"])
+    if others and not before:
+        raise UserError(
+            "the first group of the recipe's optimizer has a rate of 0, so the others have none in "
+            "proportion; give it one, or leave the learning rate to the recipe"
+        )
+    first["lr"] = learning_rate
+    for group in others:
+        group["lr"] = learning_rate * (float(group["lr"]) / before)
 
 
 def replaced(optimizer: torch.optim.Optimizer, other: OtherOptimizer) -> torch.optim.Optimizer:

@@ -67,6 +67,8 @@ class Options:
     """k of the strategy; how many workers there really are does not change the path."""
     patience: int | None = None
     """The run ends when its validation loss has not moved for so many epochs."""
+    server: bool = False
+    """Updates go through a parameter server, which applies each gradient as it comes."""
 
     @property
     def plan(self) -> Plan:
@@ -141,7 +143,7 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
     )
     if earlier is not None:
         said_before = {n: earlier[n] for n in Asked.__dataclass_fields__ if n in earlier}
-        options = replace(options, **said_before)
+        options = replace(options, **said_before, server=earlier.get("server", False))
     # a run of so many steps ends there, not at the recipe's number of epochs
     if "steps" in asked.said and "epochs" not in asked.said:
         per_epoch = -(-options.num_examples // (asked.batch_size or options.batch_size))

@@ -29,6 +29,9 @@ class RunResult:
     examples_per_second: float | None
     seconds: float
     message: str = ""
+    staleness_mean: float | None = None
+    """Over all updates, where they go through a parameter server."""
+    staleness_max: int | None = None
     signal: int | None = None
     """Which signal interrupted it, where this process was told."""
 
@@ -51,14 +54,24 @@ class Progress:
     """The last validation losses, as many as the run has patience for."""
     history: list[dict[str, float]] = field(default_factory=list)
     """What the strategy had measured at the end of each epoch."""
+    updates: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
 
     def add(self, result: StepResult) -> None:
         self.epoch_loss += result.loss * result.num_examples
         self.epoch_examples += result.num_examples
+        self.updates += 1
+        self.staleness_sum += result.staleness
+        self.staleness_max = max(self.staleness_max, result.staleness)
 
     @property
     def train_loss(self) -> float | None:
         return self.epoch_loss / self.epoch_examples if self.epoch_examples else None
+
+    @property
+    def staleness_mean(self) -> float:
+        return self.staleness_sum / max(1, self.updates)
 
 
 class Display(Protocol):

@@ -6,8 +6,10 @@ In: options, metrics, states, a result. Out: files. Guaranteed: another run is n
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,6 +25,23 @@ if TYPE_CHECKING:
     from samepath.engine.progress import RunResult
 
 FLUSH_SECONDS = 1.0
+LOCK_SECONDS = 5.0
+"""How long somebody who is just ending is waited for."""
+
+
+def lock_folder(folder: Path, busy: str) -> int:
+    """Lock a folder until this process ends; an error if somebody else has it and keeps it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise UserError(f"{busy} by another process; wait for it, or stop it") from None
+            time.sleep(0.05)
 
 
 def next_free(recipe: str, runs: Path = Path("runs")) -> Path:
@@ -61,6 +80,10 @@ class RunFolder:
             )
         if self.path.is_dir() and any(self.path.iterdir()):
             raise UserError(f"--out {self.path} is not empty; give a new folder")
+
+    def lock(self) -> None:
+        """Keep everybody else from writing here while this process lives."""
+        self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
 
     def read(self) -> dict[str, Any]:
         """What run.json says."""

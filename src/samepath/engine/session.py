@@ -37,13 +37,18 @@ def connect(
     """The collective for this place: shared memory within a machine (on CPU), else the network."""
     if place.num_workers == 1:
         return Alone(device)
-    if place.one_machine and device.type == "cpu":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing to offer to other machines
+    choose_network(place, device)
     network = Network(place, device, timeout_seconds)
     if link == "auto" and device.type == "cpu" and same_machine(network):
         with suppress(OSError):  # raised on all workers or none: no shared memory to be had
             return SharedMemory(network, timeout_seconds)
     return network
+
+
+def choose_network(place: Place, device: torch.device) -> None:
+    """Workers of one machine have nothing to offer to other machines."""
+    if place.one_machine and device.type == "cpu":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def set_determinism(threads: int) -> None:
@@ -62,7 +67,7 @@ def set_determinism(threads: int) -> None:
 class Session:
     """This process's place in the run. Use it as a context, or call `close` at the end."""
 
-    def __init__(self, collective: Collective, *, seed: int, launcher: str) -> None:
+    def __init__(self, collective: Collective, *, seed: int, launcher: str = "alone") -> None:
         self.collective = collective
         self.seed = seed
         self.launcher = launcher
@@ -135,6 +140,15 @@ def too_many_workers(num_workers: int, batch_size: int, grain_size: int) -> User
     )
 
 
+def settle_in(device: torch.device, *, seed: int, threads: int) -> None:
+    """Set what the bits of this process depend on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    keep_freed_memory()
+    set_determinism(threads)
+    seed_everything(key("start", seed))
+
+
 def start(
     *,
     seed: int = 0,
@@ -148,11 +162,7 @@ def start(
     if device is None:
         device = f"cuda:{place.local_worker}" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)
-    if target.type == "cuda":
-        torch.cuda.set_device(target)
-    keep_freed_memory()
-    set_determinism(threads)
-    seed_everything(key("start", seed))
+    settle_in(target, seed=seed, threads=threads)
     chosen: Any = link or os.environ.get("SAMEPATH_LINK", "auto")
     if chosen not in ("auto", "network"):
         raise UserError(f"link is {chosen!r}; use 'auto' or 'network'")

@@ -67,6 +67,8 @@ class StepResult:
     num_examples: int
     stop: bool
     """Some worker was asked to stop."""
+    staleness: int
+    """Updates made between the weights the gradient was computed with and this update."""
 
 
 @dataclass(frozen=True, kw_only=True)

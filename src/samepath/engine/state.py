@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,8 @@ def _waiting(underway: Underway) -> dict[str, Any]:
     assert underway.gradients is None, "settle() comes before the state is looked at"
     assert underway.facts is not None
     facts = {"loss": underway.facts.loss, "grain_losses": list(underway.facts.grain_losses)}
+    if underway.behind:
+        facts["behind"] = underway.behind
     return {
         "step": underway.step,
         "epoch": underway.epoch,
@@ -81,7 +83,7 @@ def _waiting(underway: Underway) -> dict[str, Any]:
     }
 
 
-def _underway(value: dict[str, Any]) -> Underway:
+def _underway(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> Underway:
     facts = StepFacts(
         loss=value["loss"],
         grain_losses=tuple(value["grain_losses"]),
@@ -94,9 +96,12 @@ def _underway(value: dict[str, Any]) -> Underway:
         epoch=value["epoch"],
         num_examples=value["num_examples"],
         facts=facts,
-        # the update may write into it, and the file it is mapped from must stay as it is
-        totals=[None if g is None else g.clone() for g in value["gradient"]],
+        totals=[
+            None if gradient is None else _like(parameter, gradient)
+            for parameter, gradient in zip(parameters, value["gradient"], strict=True)
+        ],
         buffers_merged=True,
+        behind=value.get("behind", 0),
     )
 
 
@@ -141,16 +146,22 @@ def load_state(trainer: Trainer, state: State) -> None:
             trainer.schedule.load_state_dict(_decode(structure["schedule"], state.tensors))
         trainer.step_number = int(structure["step"])
         waiting = _decode(structure.get("underway"), state.tensors) or []
-        trainer.underway = deque(_underway(value) for value in waiting)
+        parameters = trainer.trained_parameters()
+        trainer.underway = deque(_underway(value, parameters) for value in waiting)
     except (KeyError, RuntimeError, ValueError, TypeError) as error:
         raise CheckpointDamaged(
             f"the checkpoint does not fit this recipe's model and optimizer: {error}"
         ) from error
 
 
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A loaded gradient in memory of its own (not the checkpoint file's), where and as its
+    parameter's lies: kernels choose by layout."""
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
 def _settle(optimizer: torch.optim.Optimizer) -> None:
-    """Give loaded tensors memory of their own (not the checkpoint file's), laid out like their
-    parameter's, as the optimizer makes them: kernels choose by layout."""
+    """Give loaded tensors memory of their own too, laid out as the optimizer makes them."""
     for parameter, remembered in optimizer.state.items():
         for name, value in remembered.items():
             if isinstance(value, Tensor):

@@ -25,9 +25,13 @@ from samepath.engine.loop import Run
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
 from samepath.engine.progress import Display, RunResult
 from samepath.engine.rundir import RunFolder, next_free
+from samepath.engine.server import ServerSession
+from samepath.engine.server_worker import work
 from samepath.engine.session import start
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
+from samepath.strategies import find_strategy
+from samepath.strategies.asynchronous import Asynchronous
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,7 @@ def train(request: Request) -> tuple[RunResult, Path]:
         request = replace(request, num_workers=_given_workers(request, place.num_workers))
     request, options, folder = _prepare(request, found, writes=place.worker == 0)
     try:
-        if place.launcher != "alone" or request.num_workers == 1:
+        if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
             return _work(request, options, folder.path, found), folder.path
         return _launch(request, options, folder), folder.path
     except BaseException as error:
@@ -86,7 +90,8 @@ def _launch(request: Request, options: Options, folder: RunFolder) -> RunResult:
     assert isinstance(request.num_workers, int)
     number = None
     try:
-        launch(_launched, (request, options, folder.path), request.num_workers)
+        processes = request.num_workers + options.server
+        launch(_launched, (request, options, folder.path), processes)
     except Interrupted as error:
         number = error.number
         if folder.read()["status"] != "interrupted":
@@ -94,10 +99,30 @@ def _launch(request: Request, options: Options, folder: RunFolder) -> RunResult:
     return replace(RunResult(**_unfinite(folder.read()["result"])), signal=number)
 
 
-def _given_workers(request: Request, num_workers: int) -> int:
+def _uses_server(request: Request) -> bool:
+    """Asynchronous updates are real ones, unless they are those of so many virtual workers."""
+    if request.resume and request.out is not None:
+        return bool(RunFolder(request.out).read()["config"].get("server", False))
+    strategy, virtual = request.asked.strategy, request.asked.virtual_workers
+    if strategy is None or virtual is not None:
+        return False
+    return isinstance(find_strategy(strategy).function, Asynchronous)
+
+
+def _given_workers(request: Request, num_processes: int) -> int:
+    num_workers = num_processes
+    if _uses_server(request):
+        num_workers -= 1
+        if not num_workers:
+            raise UserError(
+                "asynchronous updates need a server and at least one worker, but the launcher "
+                "started 1 process; start 2 or more (3 are a server and 2 workers), or add "
+                "--as-workers K for the updates that K workers of one speed would make"
+            )
     if request.num_workers not in ("auto", num_workers):
         raise UserError(
-            f"-n {request.num_workers}, but the launcher started {num_workers} workers; "
+            f"-n {request.num_workers}, but the launcher started {num_workers} workers"
+            f"{' and a server' if num_workers < num_processes else ''}; "
             "leave -n out under torchrun, mpirun and srun"
         )
     return num_workers
@@ -123,15 +148,20 @@ def _prepare(
     elif writes:
         folder.refuse_if_used()
     options = resolve(found, request.asked, earlier and earlier["config"])
+    options = replace(options, server=_uses_server(request))
     most = options.plan.num_grains if options.exact else options.batch_size
     asked = request.num_workers
-    workers = asked if isinstance(asked, int) else min(available_workers(), most)
-    if earlier is None and request.asked.virtual_workers is None:
+    available = available_workers()
+    workers = asked if isinstance(asked, int) else min(available, most)
+    if options.server:  # each worker has whole batches
+        workers = asked if isinstance(asked, int) else available
+    elif earlier is None and request.asked.virtual_workers is None:
         options = replace(options, virtual_workers=workers if request.asked.strategy else 1)
-    refuse_recipe(found.recipe, options, workers)
+    refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers)
     Course(options)  # its checks are the point
     if writes:
         folder.write(options, list(request.command), earlier)
+        folder.lock()
     return replace(request, num_workers=workers), options, folder
 
 
@@ -140,7 +170,15 @@ def _work(
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
     found = found or find_recipe(options.recipe, options.data)
-    with start(seed=options.seed, threads=options.threads) as session, stop_signals() as asked:
+    if options.server and read_place(os.environ).worker != 0:
+        with stop_signals():  # the server says when to stop
+            return work(found.recipe, options)
+    session = (
+        ServerSession(options)
+        if options.server
+        else start(seed=options.seed, threads=options.threads)
+    )
+    with session, stop_signals() as asked:
         display = None
         if request.display is not None and session.is_first:
             display = request.display(options, session.num_workers)
@@ -155,7 +193,10 @@ def _work(
         )
         if request.resume:
             run.resume()
-        return run.go()
+        result = run.go()
+        if isinstance(session, ServerSession):
+            session.dismiss(result)
+        return result
 
 
 def _launched(request: Request, options: Options, path: Path) -> None:

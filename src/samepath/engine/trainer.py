@@ -161,13 +161,20 @@ class Trainer:
         for underway in self.underway:
             underway.settle()
 
+    def compute(self, share: Share) -> Underway:
+        """A batch without its update: its gradient, and the model's buffers as they are after it
+        (what a worker of a parameter server does)."""
+        computed = self._compute(share)
+        self._merge_buffers(computed)
+        return computed
+
     def gradient(self, source: Source, batch: Batch) -> float:
         """The gradient of any batch, in `.grad`, and its loss; nothing else is changed."""
         self.settle()
         mine = self._divide(batch).grains(self.collective.worker).values()
         grains = source.load(GrainRequest(batch.epoch, examples) for examples in mine)
         computed = self._compute(Share(batch, grains), merge_buffers=False)
-        computed.assign(self._parameters())
+        computed.assign(self.trained_parameters())
         return computed.know().loss
 
     def _compute(
@@ -219,7 +226,7 @@ class Trainer:
         facts = underway.know()
         if not math.isfinite(facts.loss):
             raise Diverged(underway.step, "loss", facts.loss)
-        underway.assign(self._parameters())
+        underway.assign(self.trained_parameters())
         gradient_norm = clip_gradient(self.model, self.settings.clip_norm)
         if not math.isfinite(gradient_norm):
             raise Diverged(underway.step, "gradient's norm", gradient_norm)
@@ -227,6 +234,8 @@ class Trainer:
             self._merge_buffers(underway)
         by_step = self.schedule if self.settings.schedule_every == "step" else None
         learning_rate = update(self.optimizer, by_step, pace)
+        for waiting in self.underway:
+            waiting.behind += 1
         return StepResult(
             step=underway.step,
             epoch=underway.epoch,
@@ -236,6 +245,7 @@ class Trainer:
             learning_rate=learning_rate,
             num_examples=underway.num_examples,
             stop=facts.stop,
+            staleness=underway.behind,
         )
 
     def _merge_buffers(self, underway: Underway) -> None:
@@ -244,7 +254,7 @@ class Trainer:
             self._buffers.finish(facts.buffers)
             underway.buffers_merged = True
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _gradient_sum(self) -> GradientSum:

@@ -29,6 +29,8 @@ class Underway:
     totals: Sums = field(default_factory=list)
     """The gradient, once it is settled."""
     buffers_merged: bool = False
+    behind: int = 0
+    """Updates made since the weights it was computed with."""
     gradients: GradientSum | None = None
     """Who adds it; None once it is settled."""
     division: Division | None = None

@@ -22,7 +22,9 @@ img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-size: 0.9rem; }
 th, td { text-align: left; padding: 0.25rem 1rem 0.25rem 0; border-bottom: 1px solid #ddd;
          overflow-wrap: anywhere; vertical-align: top; }
-p { max-width: 46rem; }
+th { overflow-wrap: normal; }
+p { max-width: 46rem; } .note { font-size: 0.9rem; color: #555; }
+.wide { overflow-x: auto; } summary { cursor: pointer; }
 """
 
 
@@ -34,6 +36,10 @@ class Section:
     words: str = ""
     table: Sequence[Sequence[str]] = ()
     picture: Path | None = None
+    note: str = ""
+    """Small print under the table."""
+    folded: bool = False
+    """The table is closed until somebody opens it: for long ones."""
 
 
 def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
@@ -48,7 +54,13 @@ def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
         if section.words:
             parts.append(f"<p>{html.escape(section.words)}</p>")
         if section.table:
-            parts.append(_table(section.table))
+            table = f'<div class="wide">{_table(section.table)}</div>'
+            if section.folded:
+                lines = f"{len(section.table) - 1} lines"
+                table = f"<details><summary>{lines}</summary>{table}</details>"
+            parts.append(table)
+        if section.note:
+            parts.append(f'<p class="note">{html.escape(section.note)}</p>')
         if section.picture is not None:
             data = base64.b64encode(section.picture.read_bytes()).decode()
             name = html.escape(section.heading, quote=True)

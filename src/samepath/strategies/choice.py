@@ -7,6 +7,7 @@ is asked for at the start of every epoch, the rest before every step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -25,6 +26,8 @@ class Moment:
     """Of the epoch under way: the part seen before this step."""
     batch_size: int = 1
     """The recipe's."""
+    most_batch: float = math.inf
+    """Times the recipe's batch size: the whole data. A larger batch is cut to it."""
     history: tuple[Mapping[str, float], ...] = ()
     """What was measured at the end of each epoch, by name."""
 

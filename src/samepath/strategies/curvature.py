@@ -8,6 +8,7 @@ defaults of the adversarial part are ours.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,10 +39,12 @@ class Curvature:
         grown, reference, since = 1.0, None, 0
         for measured in moment.history:
             now, since = measured["curvature"], since + 1
+            if not math.isfinite(now):  # nothing is known of this epoch
+                continue
             reference = now if reference is None else reference
             if now <= reference / self.fall or since >= self.patience:
                 grown, reference, since = grown * GROWS_BY, now, 0
-        return min(grown, k)
+        return min(grown, k, moment.most_batch)
 
     def __call__(self, k: int, moment: Moment) -> Choice:
         grown = self.growth(k, moment)

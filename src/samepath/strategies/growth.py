@@ -1,8 +1,8 @@
 """Decay the rate, or grow the batch instead (Smith et al. 2018, "Don't decay the learning rate").
 
 Both lower the noise of the gradient by one factor at every milestone and take the same examples;
-growth takes fewer steps. k workers hold batches up to kB: once growth has come to that, the rate
-decays. At k = 1, growth is decay.
+growth takes fewer steps. k workers hold batches up to kB, and there is no batch larger than the
+data: once growth has come to that, the rate decays. At k = 1, growth is decay.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ class Growth(_Milestones):
 
     def __call__(self, k: int, moment: Moment) -> Choice:
         quieter = self.quieter(moment)
-        batch = min(quieter, k)
+        batch = min(quieter, k, moment.most_batch)
         return Choice(batch=batch, learning_rate=batch / quieter)

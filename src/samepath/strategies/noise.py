@@ -28,12 +28,17 @@ class Noise:
             raise UserError(f"window={self.window}: it must be at least 1 epoch")
 
     def __call__(self, k: int, moment: Moment) -> Choice:
-        recent = moment.history[-self.window :]
+        # an epoch whose gradients overflowed says nothing
+        recent = [
+            measured
+            for measured in moment.history[-self.window :]
+            if math.isfinite(measured["noise_variance"] + measured["noise_signal"])
+        ]
         if not recent:
             return Choice()
         variance = math.fsum(measured["noise_variance"] for measured in recent)
         signal = math.fsum(measured["noise_signal"] for measured in recent)
         # no signal left to be seen: all noise, and the largest batch is the best
         batches = variance / signal / moment.batch_size if signal > 0 else k
-        grown = max(1.0, min(k, math.floor(batches)))
+        grown = max(1.0, math.floor(min(k, moment.most_batch, batches)))
         return Choice(batch=grown, learning_rate=grown**0.5)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -76,7 +77,9 @@ def find_strategy(text: str) -> FoundStrategy:
     if text.endswith(".py"):
         return _of_file(text)
     name, *said = text.split(":")
-    if name in _registered and not said:
+    if name in _registered:
+        if said:
+            raise UserError(f"strategy {text!r}: {name!r} was registered and takes no parameters")
         return FoundStrategy(text, text, _registered[name])
     if name not in BUILT_IN:
         names = [*BUILT_IN, *_registered]
@@ -103,27 +106,32 @@ def _parameter(name: str, part: str) -> tuple[str, Any]:
         raise UserError(
             f"strategy {name!r} has no parameter {part!r}; {can} (as {name}:NAME=VALUE)"
         )
+    wanted = "a number"
     try:
         if known[parameter] in (int, int | None):
+            wanted = "a whole number"
             return parameter, int(value)
         if known[parameter] == tuple[int, ...]:
+            wanted = "whole numbers joined by +"
             return parameter, tuple(int(number) for number in value.split("+"))
         return parameter, float(value)
     except ValueError:
-        raise UserError(f"strategy {name!r}: {part!r} is not a number; try {parameter}=5") from None
+        raise UserError(f"strategy {name!r}: {part!r} is not {wanted}; try {parameter}=5") from None
 
 
 def _of_file(text: str) -> FoundStrategy:
     path = Path(text)
     if not path.is_file():
         raise UserError(f"strategy file {text!r} does not exist; check the path")
-    spec = importlib.util.spec_from_file_location("samepath_strategy_" + path.stem, path)
+    module_name = "samepath_strategy_" + path.stem
+    spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"strategy file {text!r} raised {type(error).__name__}: {error}") from error
     function = getattr(module, "strategy", None)
     if not callable(function):

@@ -1,0 +1,231 @@
+"""How a study's figures look: one colour and marker per strategy, axes, legends.
+
+In: names and axes. Out: the same look in every figure. Guaranteed: a built-in strategy has the same
+colour in every study; no two strategies of a study share colour, marker and line; legends stand
+beside the axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
+
+from samepath.report.sheet import clip, title_size
+from samepath.report.study_words import base_name
+
+# Okabe and Ito's colours first, then Tol's: both are made for colour-blind readers. Fifteen cannot
+# all be told apart by hue, so markers differ too.
+_BUILT_IN = {
+    "strong": ("#0072B2", "o"),
+    "weak": ("#E69F00", "s"),
+    "linear": ("#D55E00", "^"),
+    "warmup": ("#009E73", "D"),
+    "sqrt": ("#CC79A7", "v"),
+    "sqrt-warmup": ("#882255", "p"),
+    "lars": ("#56B4E9", "<"),
+    "lamb": ("#332288", ">"),
+    "decay": ("#999933", "h"),
+    "growth": ("#117733", "P"),
+    "curvature": ("#AA4499", "d"),
+    "curvature-adversarial": ("#661100", "X"),
+    "noise": ("#44AA99", "8"),
+    "stale": ("#6E6E6E", "*"),
+    "asynchronous": ("#000000", "H"),
+}
+_FURTHER = ("#CC6677", "#997700", "#994455", "#225555", "#EE8866", "#6699CC", "#004488", "#77AADD")
+_FURTHER_MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">")
+_LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
+
+Line = str | tuple[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    colour: str
+    marker: str
+    line: Line
+
+
+def looks(strategies: Sequence[str]) -> dict[str, Look]:
+    """The look of each strategy; with other parameters it is a shade darker, and dashed."""
+    unknown = sorted({base_name(name) for name in strategies} - set(_BUILT_IN))
+    found: dict[str, Look] = {}
+    used: dict[str, int] = {}
+    for name in strategies:
+        base = base_name(name)
+        if base in _BUILT_IN:
+            colour, marker = _BUILT_IN[base]
+        else:
+            place = unknown.index(base) % len(_FURTHER)
+            colour, marker = _FURTHER[place], _FURTHER_MARKERS[place]
+        variant = used[base] = used.get(base, -1) + 1
+        red, green, blue = (part * 0.6 ** min(variant, 3) for part in to_rgb(colour))
+        shade = to_hex((red, green, blue))
+        found[name] = Look(colour=shade, marker=marker, line=_LINES[variant % len(_LINES)])
+    return found
+
+
+def ramp(number: int) -> list[str]:
+    """Colours for ordered things, from pale (the first) to dark."""
+    places = [0.86 - 0.86 * i / max(number - 1, 1) for i in range(number)]
+    return [to_hex(colormaps["viridis"](place)) for place in places]
+
+
+def side_by_side(names: Sequence[str], values: Sequence[int]) -> dict[str, float]:
+    """Factors that set points at the same value of a logarithmic axis beside each other."""
+    ordered = sorted({value for value in values if value > 0})
+    gaps = [b / a for a, b in itertools.pairwise(ordered)]
+    width = min(0.3, 0.035 * (len(names) - 1), 0.5 * math.log2(min(gaps, default=2.0)))
+    step = width / max(len(names) - 1, 1)
+    return {name: 2.0 ** (i * step - width / 2.0) for i, name in enumerate(names)}
+
+
+def powers_axis(axes: Axes, values: Sequence[int], label: str) -> None:
+    """A horizontal axis on which doubling is a step, with ticks at the values (if they fit)."""
+    ordered = sorted(set(values)) or [1]
+    axes.set_xscale("log", base=2)
+    span = math.log2(ordered[-1] / ordered[0])
+    axes.set_xlim(ordered[0] * 2**-0.5, ordered[-1] * 2**0.5)
+    kept = [ordered[0]]
+    for value in ordered[1:]:
+        if math.log2(value / kept[-1]) >= max(0.3, span / 12.0):
+            kept.append(value)
+    axes.xaxis.set_major_locator(FixedLocator([float(value) for value in kept]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(label)
+
+
+def log_values(axes: Axes, low: float, high: float, *, which: str = "y") -> None:
+    """A logarithmic axis for values of this range, with plain numbers at its ticks."""
+    if which == "y":
+        axes.set_yscale("log")
+        axes.set_ylim(low, high)
+    else:
+        axes.set_xscale("log")
+        axes.set_xlim(low, high)
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    decades = math.log10(high / low)
+    crowded = decades > (4.0 if which == "y" else 3.0)
+    subs = (1.0,) if crowded else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
+    few = decades < 0.7
+    axis.set_major_locator(
+        MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]) if few else LogLocator(subs=subs)
+    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator() if few else LogLocator(subs=tuple(range(2, 10))))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def margins(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
+    """The ends of a logarithmic axis for these positive values."""
+    low, high = min(values), max(values)
+    room = max((high / low) ** share, 1.12)
+    return low / room, high * room
+
+
+def say_nothing_to_show(axes: Axes, words: str) -> None:
+    """For axes without a point: no numbers, but why."""
+    axes.yaxis.set_major_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")
+
+
+def tidy(axes: Axes) -> None:
+    """Light grid below the data, no box."""
+    axes.grid(alpha=0.25, which="major", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    figure = Figure(figsize=(width, height))
+    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
+    beside_legend = width - 2.8
+    size = min(12.0, title_size(title), 115.0 * beside_legend / max(len(title), 1))
+    how: dict[str, Any] = {"weight": "bold", "parse_math": False}
+    figure.suptitle(title, x=0.012, ha="left", fontsize=size, **how)
+    return figure
+
+
+def key(label: str, **how: Any) -> Line2D:
+    """A line of a legend."""
+    return Line2D([], [], label=label, **how)
+
+
+def cross_key(label: str, *, pale: bool = False) -> Line2D:
+    how: dict[str, Any] = {"marker": "x", "markeredgewidth": 1.8, "linestyle": ""}
+    return key(label, color="0.35", alpha=0.35 if pale else 1.0, **how)
+
+
+def spread_key() -> Line2D:
+    how: dict[str, Any] = {"marker": "|", "markersize": 11, "linestyle": ""}
+    return key("lowest to highest of the seeds", color="0.35", **how)
+
+
+def how_keys(hows: Collection[str]) -> list[Line2D]:
+    """What filled and hollow points mean, as far as there are any."""
+    faces = {"measured": ("filled", "0.35"), "modelled": ("hollow", "white")}
+    return [
+        key(f"{name}: {how}", color="0.35", marker="o", linestyle="", markerfacecolor=face)
+        for how, (name, face) in faces.items()
+        if how in hows
+    ]
+
+
+def strategy_keys(found: Mapping[str, Look]) -> list[Line2D]:
+    return [
+        key(name, color=look.colour, marker=look.marker, linestyle=look.line)
+        for name, look in found.items()
+    ]
+
+
+def legend_beside(figure: Figure, handles: Sequence[Artist]) -> None:
+    """A legend to the right of all axes. Long names are wrapped."""
+    labels = ["\n".join(textwrap.wrap(clip(str(h.get_label()), 72), 26)) for h in handles]
+    legend = figure.legend(
+        handles, labels, loc="outside right upper", frameon=False, fontsize=9, handlelength=2.4
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def failures_strip(
+    axes: Axes, failed: Mapping[str, Sequence[tuple[int, bool]]], found: Mapping[str, str]
+) -> None:
+    """A row per name with crosses where the target was not reached.
+
+    `failed`: by name, where, and whether all is lost (or only some seeds: a pale cross).
+    `found`: colours by name.
+    """
+    for row, (name, places) in enumerate(failed.items()):
+        for value, lost in places:
+            alpha = 1.0 if lost else 0.35
+            axes.plot([value], [row], "x", color=found[name], alpha=alpha, ms=6, mew=1.8)
+    axes.set_ylim(len(failed) - 0.4, -0.6)
+    axes.set_yticks(range(len(failed)), [clip(name, 24) for name in failed], fontsize=8)
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.tick_params(axis="both", length=0, labelbottom=False, which="both")
+    axes.grid(alpha=0.25, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)

@@ -1,0 +1,1 @@
+"""Strategies x workers x seeds, raced to a target loss; batch sizes x learning rates."""

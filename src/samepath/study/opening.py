@@ -1,0 +1,130 @@
+"""A study's folder: what was asked for is checked, then the folder is made or opened again.
+
+In: a StudyRequest. Out: what all runs of the study share. Guaranteed: bad input raises before
+anything is written; a folder of another study is left alone; two processes never run one study.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from samepath.data import as_source
+from samepath.engine.checkpoint import write_atomically
+from samepath.engine.options import Asked, Options, refuse_recipe, resolve
+from samepath.engine.rundir import lock_folder
+from samepath.errors import UserError
+from samepath.recipe import FoundRecipe, find_recipe
+
+PATIENCE = 10
+FRACTION = 0.5
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest:
+    """What a person asked for."""
+
+    recipe: str
+    data: str | None = None
+    strategies: tuple[str, ...] = ("strong", "weak", "linear", "warmup", "sqrt")
+    workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    target: float | Literal["auto"] | None = None
+    """None: the recipe's, or auto where it has none."""
+    fraction: float = FRACTION
+    """auto: the loss that the sequential run has come to after this part of its epochs."""
+    seeds: int = 1
+    max_epochs: int | None = None
+    """The recipe's when not given."""
+    learning_rate: float | Literal["largest"] | None = None
+    network: str = "1GbE"
+    batch_size: int | None = None
+    grain_size: int | None = None
+    patience: int = PATIENCE
+    """A run ends when its validation loss has not moved for so many epochs."""
+    out: Path | None = None
+    """studies/<recipe> when not given."""
+    command: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("studies") / Path(self.recipe).stem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A study's folder, and what all its runs share."""
+
+    folder: Path
+    found: FoundRecipe
+    options: Options
+    optimizer: str
+    recipe_rate: float
+    num_valid: int
+
+
+def look_into(request: StudyRequest) -> Opened:
+    """Check what was asked; nothing is written."""
+    found = find_recipe(request.recipe, request.data)
+    recipe = found.recipe
+    if recipe.valid is None:
+        raise UserError(f"recipe {found.name!r} has no validation data; a study races to its loss")
+    asked = Asked(
+        epochs=request.max_epochs,
+        batch_size=request.batch_size,
+        grain_size=request.grain_size,
+        patience=request.patience,
+        target="none",
+    )
+    options = resolve(found, asked)
+    refuse_recipe(recipe, options, 1)
+    model = recipe.model()
+    optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
+    return Opened(
+        folder=request.folder,
+        found=found,
+        options=options,
+        optimizer=type(optimizer).__name__,
+        recipe_rate=float(optimizer.param_groups[0]["lr"]),
+        num_valid=len(as_source(recipe.valid, seed=0)),
+    )
+
+
+def enter_folder(opened: Opened, request: StudyRequest, kind: str) -> None:
+    """Make the study's folder, or see that it is of the same study; lock it."""
+    options = opened.options
+    settings = {  # what must be the same when a study goes on
+        "kind": kind,
+        "recipe": options.identity,
+        "data": options.data_identity,
+        "batch_size": options.batch_size if kind == "race" else None,
+        "grain_size": options.grain_size,
+        "learning_rate": request.learning_rate,
+        "patience": options.patience,
+    }
+    folder, file = opened.folder, opened.folder / SETTINGS
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; give a folder")
+    if file.is_file():
+        before = json.loads(file.read_text())
+        changed = [
+            f"{name} (was {before.get(name)!r}, now {value!r})"
+            for name, value in settings.items()
+            if before.get(name) != value
+        ]
+        if changed:
+            raise UserError(
+                f"--out {folder} holds another study: {', '.join(changed)}; give another folder"
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"--out {folder} is not empty and holds no study; give another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {folder} cannot be made ({error.strerror}); give another folder"
+        ) from None
+    lock_folder(folder, f"the study in {folder} is being run")
+    write_atomically(file, json.dumps(settings, indent=2) + "\n")

@@ -1,0 +1,210 @@
+"""Trains the runs of a study, side by side on the cores there are.
+
+In: jobs. Out: their run folders, each finished, or an error. Guaranteed: a finished run is never
+repeated; one that was stopped or killed goes on from its checkpoint; when the study is stopped its
+runs save first; when it is killed they end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from samepath.engine.launch import Interrupted, die_with_parent
+from samepath.engine.options import Asked
+from samepath.engine.rundir import RunFolder
+from samepath.engine.train import Request, stop_signals, train
+from samepath.errors import SamepathError, UserError, WorkerFailed
+from samepath.study.grid import Job
+
+ENDS = ("finished", "target", "diverged", "stuck")
+LOOK_SECONDS = 0.5
+STOP_SECONDS = 30.0
+_TAIL_BYTES = 8192
+
+
+class Watcher(Protocol):
+    """What a person sees of it."""
+
+    def begin(self, jobs: Sequence[Job], done: int) -> None: ...
+
+    def look(self, running: Sequence[tuple[Job, int, float | None]]) -> None:
+        """Now and then: every running job, its epochs and its last validation loss."""
+
+    def end(self, job: Job, status: str, epochs: float, loss: float | None) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: ForkServerProcess
+    words: Connection
+    cores: int
+
+
+def status_of(study: Path, job: Job) -> str | None:
+    """How a job's run ended, or None: it has not, or only for a target or a number of epochs that
+    have changed since."""
+    folder = RunFolder(study / job.folder)
+    if not folder.holds_run:
+        return None
+    content, target = folder.read(), job.options.target
+    status: str = content["status"]
+    if status == "target" and (target is None or content["result"]["valid_loss"] > target):
+        return None
+    if status == "finished" and content["result"]["epochs"] < job.options.epochs:
+        return None
+    return status if status in ENDS else None
+
+
+def run_jobs(
+    jobs: Sequence[Job], study: Path, *, cores: int, command: Sequence[str], watcher: Watcher
+) -> None:
+    """Train all jobs that are not finished."""
+    jobs = list({job.folder: job for job in jobs}.values())
+    waiting = [job for job in jobs if status_of(study, job) is None]
+    if not waiting:
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["samepath.engine.train", "torch._inductor.config"])
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
+    running: list[_Running] = []
+    watcher.begin(jobs, len(jobs) - len(waiting))
+    try:
+        with stop_signals() as asked:
+            while waiting or running:
+                free = cores - sum(each.cores for each in running)
+                while waiting and free > 0:
+                    job = waiting.pop(0)
+                    # the last runs share the cores that would be idle
+                    workers = max(1, free // (len(waiting) + 1))
+                    running.append(_start(context, job, study, workers, command))
+                    free -= running[-1].cores
+                wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
+                if asked():
+                    raise Interrupted(asked())
+                watcher.look([(each.job, *_progress(study, each.job)) for each in running])
+                for each in [each for each in running if not each.process.is_alive()]:
+                    running.remove(each)
+                    _finish(each, study, watcher)
+    finally:
+        _stop(running)
+        watcher.close()
+
+
+def _start(context: Any, job: Job, study: Path, workers: int, command: Sequence[str]) -> _Running:
+    folder = study / job.folder
+    if folder.exists() and not (folder / "run.json").exists():
+        shutil.rmtree(folder)  # killed before it had begun
+    workers = min(workers, job.options.plan.num_grains)
+    words, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(job, folder, workers, tuple(command), theirs))
+    process.start()
+    theirs.close()
+    return _Running(job, process, words, workers)
+
+
+def _finish(each: _Running, study: Path, watcher: Watcher) -> None:
+    """A process has ended: well, or with words of its own, or without."""
+    code = each.process.exitcode
+    status = status_of(study, each.job)
+    with suppress(EOFError):  # it had nothing to say
+        kind, text = each.words.recv()
+        raise (UserError if kind == "user" else WorkerFailed)(f"{each.job.label}: {text}")
+    if status is None:
+        raise WorkerFailed(f"{each.job.label}: its process ended with code {code}")
+    result = RunFolder(study / each.job.folder).read()["result"]
+    watcher.end(each.job, status, result["epochs"], result["valid_loss"])
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    """Ask runs that are left to save and end, and see that they do."""
+    for each in running:
+        if each.process.is_alive():
+            os.kill(each.process.pid or 0, signal.SIGTERM)
+    for each in running:
+        each.process.join(STOP_SECONDS)
+        if each.process.is_alive():
+            each.process.kill()
+            each.process.join()
+
+
+def _work(
+    job: Job, folder: Path, workers: int, command: tuple[str, ...], words: Connection
+) -> None:
+    """One run's whole life, in a process of its own."""
+    os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which passes it on: once
+    die_with_parent()
+    try:
+        train(request_for(job, folder, workers, command))
+    except Interrupted:
+        pass
+    except UserError as error:
+        words.send(("user", str(error)))
+    except SamepathError as error:
+        words.send(("failed", str(error)))
+    except BaseException:
+        words.send(("failed", "\n" + traceback.format_exc().rstrip()))
+
+
+def request_for(job: Job, folder: Path, workers: int, command: tuple[str, ...]) -> Request:
+    """What `samepath train` would be asked for this run."""
+    options = job.options
+    return Request(
+        recipe=options.recipe,
+        data=options.data,
+        num_workers=workers,
+        asked=Asked(
+            epochs=options.epochs,
+            target="none" if options.target is None else options.target,
+            batch_size=options.batch_size,
+            grain_size=options.grain_size,
+            seed=options.seed,
+            threads=options.threads,
+            loader_workers=options.loader_workers,
+            learning_rate=options.learning_rate,
+            strategy=options.strategy,
+            virtual_workers=options.virtual_workers,
+            patience=options.patience,
+        ),
+        out=folder,
+        resume=RunFolder(folder).holds_run,
+        command=command,
+    )
+
+
+def _progress(study: Path, job: Job) -> tuple[int, float | None]:
+    """Epochs done and the last validation loss, from the end of the run's metrics."""
+    file = study / job.folder / "metrics.jsonl"
+    try:
+        with file.open("rb") as lines:
+            lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            tail = lines.read().decode(errors="replace").splitlines()
+    except OSError:
+        return 0, None  # it has not written any yet
+    epochs = 0
+    for line in reversed(tail):
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            continue  # half a line: the first of the tail, or one being written
+        loss = fields.get("valid_loss")
+        epochs = max(epochs, int(fields["epoch"]) + ("epoch_train_loss" in fields))
+        if loss is not None:
+            return epochs, float(loss)
+    return epochs, None

@@ -1,0 +1,107 @@
+"""The clock with real workers: what it times is what steps are made of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from samepath.engine.options import Asked, Options, resolve
+from samepath.engine.train import available_workers
+from samepath.recipe import find_recipe
+from samepath.study import clock as clock_module
+from samepath.study.clock import Clock, measure_clock, predictions
+from samepath.study.network import PRESETS, measure_network
+
+# Sleeping takes as long on a busy machine as on a quiet one, and two sleep as well as one.
+SLEEPY = """
+import time
+import torch
+from torch import nn
+from samepath import Recipe
+
+class Slow(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(0.015)
+        return super().step(closure)
+
+def loss(model, batch):
+    time.sleep(0.005 + 0.003 * len(batch))
+    return model(batch).square().mean()
+
+def recipe():
+    return Recipe(model=lambda: nn.Linear(3, 1), train=torch.ones(40, 3), loss=loss, epochs=1,
+                  optimizer=lambda parameters: Slow(parameters, lr=1.0), batch_size=8, grain_size=4)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_module, "PASSES", 1)
+    monkeypatch.setattr(clock_module, "LEAST_STEPS", 6)
+    monkeypatch.setattr(clock_module, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(clock_module, "GRAIN_SECONDS", 0.5)
+
+
+def options_of(recipe: str) -> Options:
+    return resolve(find_recipe(recipe), Asked())
+
+
+def test_a_step_is_taken_apart(tmp_path: Path) -> None:
+    path = tmp_path / "sleepy.py"
+    path.write_text(SLEEPY)
+    told: list[str] = []
+    facts = measure_clock(
+        str(path),
+        None,
+        options=options_of(str(path)),
+        steps=[(8, 1), (8, 2), (16, 2), (80, 1)],
+        network=PRESETS["100Gb"],
+        tell=told.append,
+    )
+    assert facts.serial_seconds == pytest.approx(0.015, abs=0.005)
+    assert list(facts.grain_seconds) == ["1", "2", "4"]
+    for size, seconds in facts.grain_seconds.items():
+        assert seconds == pytest.approx(0.005 + 0.003 * int(size), abs=0.004)
+    assert facts.gradient_bytes == 4 * 4
+    assert (facts.grain_size, facts.grain_fixed, facts.threads) == (4, False, 1)
+    assert facts.network == PRESETS["100Gb"]
+    assert 0.0 <= facts.busy_cores <= (os.cpu_count() or 1)
+    assert told[0] == f"timing {path} on 1 worker"
+    steps = {"8x1", "8x2", "16x2"}  # there are not 80 examples
+    assert set(facts.measured_step_seconds) == (steps if available_workers() > 1 else {"8x1"})
+    clock = Clock(facts)
+    for step, seconds in facts.measured_step_seconds.items():
+        batch_size, workers = map(int, step.split("x"))
+        modelled = clock.modelled(batch_size=batch_size, workers=workers)
+        assert modelled == pytest.approx(seconds, rel=0.25), step
+    for found in predictions(clock, batch_size=8):
+        assert found.modelled_efficiency == pytest.approx(found.measured_efficiency, rel=0.3)
+
+
+def test_grains_of_batch_norm_stay() -> None:
+    facts = measure_clock(
+        "digits",
+        None,
+        options=options_of("digits"),
+        steps=[(64, 1), (32, 2), (64, 2), (64, 1000)],
+        network=PRESETS["1GbE"],
+        tell=lambda _: None,
+    )
+    assert facts.grain_fixed
+    assert list(facts.grain_seconds) == ["32"]
+    assert facts.gradient_bytes == 233_896
+    # 32 examples are one grain, which two workers cannot share
+    steps = {"64x1", "64x2"} if available_workers() > 1 else {"64x1"}
+    assert set(facts.measured_step_seconds) == steps
+    assert facts.grain_seconds["32"] > facts.serial_seconds / 4 >= 0
+    alone = facts.measured_step_seconds["64x1"]
+    assert Clock(facts).modelled(batch_size=64, workers=1) == pytest.approx(alone, rel=0.5)
+
+
+def test_the_link_here() -> None:
+    facts = measure_network()
+    assert (facts.name, facts.how) == ("here", "measured")
+    assert 1e7 < facts.bytes_per_second < 1e12
+    assert 1e-7 < facts.latency_seconds < 0.1

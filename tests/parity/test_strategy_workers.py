@@ -1,0 +1,216 @@
+"""Strategies with real processes: 1, 2, 3 and 5 workers, over shared memory and over the network.
+
+k is given, so the path is one path; how many workers there really are must not show. The recipe has
+batch norm, dropout, augmentation, a schedule and a short last batch. One launch per worker count
+runs every strategy. Nothing looks at a run before its end: gradients that are under way stay so.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samepath.engine.launch import launch
+from samepath.engine.loop import Run
+from samepath.engine.options import Asked, Options, resolve
+from samepath.engine.progress import RunResult, Silent
+from samepath.engine.rundir import RunFolder
+from samepath.engine.session import Link, start
+from samepath.engine.settings import StepResult
+from samepath.engine.train import Request, train
+from samepath.recipe import find_recipe
+
+RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
+SEED = 7
+EPOCHS = 4
+STRATEGIES = {
+    "weak": 3,
+    "warmup:epochs=2": 4,
+    "stale": 2,
+    "stale:lag=3": 2,
+    "asynchronous": 4,
+    "growth:milestones=1+2:factor=2": 3,
+    "curvature:patience=2": 4,
+    "curvature-adversarial:patience=2:epsilon=0.05:until=2": 3,
+    "noise:window=2": 4,
+    "lars:epochs=2:rate=2": 3,
+    "lamb:epochs=2": 2,
+}
+SETTINGS: list[tuple[int, Link]] = [
+    (1, "auto"),
+    (2, "auto"),
+    (3, "auto"),
+    (5, "auto"),
+    (2, "network"),
+    (3, "network"),
+    (5, "network"),
+]
+Found = dict[str, dict[str, Any]]
+
+
+class Recorder(Silent):
+    """Every update and every evaluation, to the bit."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def step(self, result: StepResult, steps: int, epochs: float) -> None:
+        numbers = (result.loss, result.gradient_norm, result.learning_rate, *result.grain_losses)
+        self.lines.append(f"{steps} {result.num_examples} {[number.hex() for number in numbers]}")
+
+    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
+        self.lines.append(f"{epoch} {train_loss} {metrics}")
+
+
+def options_of(strategy: str, **asked: Any) -> Options:
+    given = {"epochs": EPOCHS, "seed": SEED} | asked
+    return resolve(
+        find_recipe(RECIPE),
+        Asked(strategy=strategy, virtual_workers=STRATEGIES[strategy], **given),
+    )
+
+
+def run_all(link: Link, folder: str) -> None:
+    """The body of every worker."""
+    recipe = find_recipe(RECIPE).recipe
+    with start(seed=SEED, link=link) as session:
+        found: Found = {}
+        for strategy in STRATEGIES:
+            recorder = Recorder()
+            run = Run(recipe, options_of(strategy), session, None, display=recorder)
+            result = run.go()
+            found[strategy] = {
+                "digest": result.digest,
+                "lines": recorder.lines,
+                "history": [f"{epoch}" for epoch in run.progress.history],
+                "kind": type(session.collective).__name__,
+            }
+        Path(folder, f"worker-{session.worker}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[Found]]:
+    """What every worker of every launch found."""
+    everything: dict[tuple[int, str], list[Found]] = {}
+    for num_workers, link in SETTINGS:
+        folder = tmp_path_factory.mktemp(f"{link}-{num_workers}")
+        launch(run_all, (link, str(folder)), num_workers)
+        everything[num_workers, link] = [
+            json.loads((folder / f"worker-{worker}.json").read_text())
+            for worker in range(num_workers)
+        ]
+    return everything
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_is_one_path_at_every_worker_count(
+    strategy: str, found: dict[tuple[int, str], list[Found]]
+) -> None:
+    (alone,) = found[1, "auto"]
+    for (num_workers, link), workers in found.items():
+        for worker in workers:
+            where = f"{num_workers} workers, {link}"
+            assert worker[strategy]["lines"] == alone[strategy]["lines"], where
+            assert worker[strategy]["history"] == alone[strategy]["history"], where
+            assert worker[strategy]["digest"] == alone[strategy]["digest"], where
+
+
+def test_the_paths_are_what_they_should_be(found: dict[tuple[int, str], list[Found]]) -> None:
+    """Different from each other; with batches that grew where they should, and both links used."""
+    (alone,) = found[1, "auto"]
+    assert len({alone[strategy]["digest"] for strategy in STRATEGIES}) == len(STRATEGIES)
+
+    def sizes(strategy: str) -> list[int]:
+        updates = [line for line in alone[strategy]["lines"] if "[" in line]
+        return [int(line.split()[1]) for line in updates]
+
+    assert sizes("weak") == [30, 14] * EPOCHS
+    assert sizes("growth:milestones=1+2:factor=2") == (
+        [10, 10, 10, 10, 4] + [20, 20, 4] + [30, 14] * 2
+    )
+    assert sizes("stale:lag=3") == ([10, 10, 10, 10, 4] * EPOCHS)[:-3]
+    for strategy in ("curvature:patience=2", "noise:window=2"):
+        assert max(sizes(strategy)) > 10, f"{strategy} grew"
+        assert len(alone[strategy]["history"]) == EPOCHS
+    for (num_workers, link), workers in found.items():
+        kind = "SharedMemory" if link == "auto" else "Network"
+        assert workers[0]["weak"]["kind"] == ("Alone" if num_workers == 1 else kind)
+
+
+# ---- stopped and resumed at other worker counts
+
+
+def stop_all(link: Link, folder: str, stops: dict[str, int]) -> None:
+    """The first part of every run: until a step inside an epoch."""
+    recipe = find_recipe(RECIPE).recipe
+    with start(seed=SEED, link=link) as session:
+        for number, (strategy, stop) in enumerate(stops.items()):
+            options = options_of(strategy, steps=stop)
+            out = RunFolder(Path(folder, str(number)))
+            if session.is_first:
+                out.write(options, [], None)
+            assert Run(recipe, options, session, out).go().steps == stop
+
+
+def resume_all(link: Link, folder: str, stops: dict[str, int]) -> None:
+    """The rest of every run."""
+    recipe = find_recipe(RECIPE).recipe
+    with start(seed=SEED, link=link) as session:
+        for number, strategy in enumerate(stops):
+            run = Run(recipe, options_of(strategy), session, RunFolder(Path(folder, str(number))))
+            assert run.resume()
+            run.go()
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [((3, "auto"), (2, "network")), ((1, "auto"), (5, "auto"))]
+)
+def test_stopped_and_resumed_at_another_worker_count(
+    first: tuple[int, Link],
+    then: tuple[int, Link],
+    found: dict[tuple[int, str], list[Found]],
+    tmp_path: Path,
+) -> None:
+    (alone,) = found[1, "auto"]
+    draw = random.Random(first[0])
+    stops = {strategy: draw.randint(3, 7) for strategy in STRATEGIES}
+    launch(stop_all, (first[1], str(tmp_path), stops), first[0])
+    middles = []
+    for number, strategy in enumerate(stops):
+        (checkpoint,) = (tmp_path / str(number) / "checkpoints").iterdir()
+        content = json.loads((checkpoint / "checkpoint.json").read_text().splitlines()[1])
+        middles.append(stops[strategy] > content["progress"]["epoch_began"])
+        waiting = content["structure"].get("underway", {"$list": []})["$list"]
+        lag = {"stale": 1, "stale:lag=3": 3, "asynchronous": 3}.get(strategy, 0)
+        assert len(waiting) == lag, f"{strategy}: gradients under way are in the checkpoint"
+    assert sum(middles) >= 6, "most were stopped inside an epoch"
+    launch(resume_all, (then[1], str(tmp_path), stops), then[0])
+    for number, strategy in enumerate(stops):
+        content = RunFolder(tmp_path / str(number)).read()
+        assert content["result"]["digest"] == alone[strategy]["digest"], strategy
+
+
+# ---- the way people do it
+
+
+def trained(out: Path, num_workers: int, *, resume: bool = False, **asked: Any) -> RunResult:
+    request = Request(
+        recipe="digits", num_workers=num_workers, asked=Asked(**asked), out=out, resume=resume
+    )
+    return train(request)[0]
+
+
+def test_digits_stale_killed_and_resumed(tmp_path: Path) -> None:
+    """digits, 7 steps of an epoch of 6: on one worker, and on two and then three."""
+    asked = {"strategy": "stale:lag=2", "virtual_workers": 4}
+    straight = trained(tmp_path / "a", 1, **asked, steps=7)
+    stopped = trained(tmp_path / "b", 2, **asked, steps=4)
+    assert stopped.digest != straight.digest
+    resumed = trained(tmp_path / "b", 3, resume=True, steps=7)
+    assert (resumed.steps, resumed.digest) == (7, straight.digest)
+    config = json.loads((tmp_path / "b" / "run.json").read_text())["config"]
+    assert (config["strategy"], config["virtual_workers"]) == ("stale:lag=2", 4)

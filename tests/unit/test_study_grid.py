@@ -1,0 +1,126 @@
+"""Which runs a study needs, and what its command line refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from samepath.cli import main
+from samepath.engine.options import Asked, Options, resolve
+from samepath.recipe import find_recipe
+from samepath.study.grid import file_name, race_entries, same_as_strong
+
+
+@pytest.fixture(scope="module")
+def options() -> Options:
+    return resolve(find_recipe("digits"), Asked(epochs=4))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "k", "same"),
+    [
+        ("strong", 32, True),
+        ("weak", 1, True),
+        ("weak", 2, False),
+        ("linear", 1, True),
+        ("warmup", 1, True),
+        ("sqrt-warmup:epochs=1", 2, False),
+        ("stale", 1, True),
+        ("stale:lag=0", 8, True),
+        ("stale", 2, False),
+        ("asynchronous", 1, True),
+        ("asynchronous:bound=0", 8, True),
+        ("lamb", 1, False),
+        ("decay:milestones=2", 1, False),
+        ("decay:milestones=4", 8, True),  # after the last of four epochs
+        ("growth:milestones=2", 8, False),
+        ("curvature", 2, False),
+    ],
+)
+def test_who_keeps_the_sequential_path(strategy: str, k: int, same: bool) -> None:
+    assert same_as_strong(strategy, k, epochs=4) is same
+
+
+def test_entries_share_paths(options: Options) -> None:
+    entries = race_entries(options, ["strong", "weak", "linear"], [1, 2, 4, 64], [0, 1])
+    assert len(entries) == 3 * 4 * 2
+    trained = {entry.job.folder for entry in entries if entry.job is not None}
+    assert trained == {
+        f"runs/{name}-seed{seed}"
+        for seed in (0, 1)
+        for name in ("strong", "weak-k2", "weak-k4", "linear-k2", "linear-k4")
+    }
+    none = [entry for entry in entries if entry.job is None]
+    assert {(entry.strategy, entry.workers) for entry in none} == {("weak", 64), ("linear", 64)}
+    assert all("larger than the data" in entry.why for entry in none)
+
+
+def test_rates_have_folders_of_their_own(options: Options) -> None:
+    (entry, *_) = race_entries(replace(options, learning_rate=0.125), [], [1], [0])
+    assert entry.job is not None
+    assert entry.job.folder == "runs/strong-rate0.125-seed0"
+    assert file_name("warmup:epochs=10") == "warmup-epochs-10"
+    assert file_name("../mine.py") == "..-mine.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--strategies", "strong,liner"], ["unknown strategy 'liner'", "did you mean 'linear'?"]),
+        (["--strategies", ","], ["names nothing"]),
+        (["--strategies", "warmup:epoch=3"], ["no parameter 'epoch=3'", "epochs"]),
+        (["--workers", "1,two"], ["--workers 1,two", "'two'", "such as 1,2,4"]),
+        (["--workers", "0,1"], ["'0'", "at least 1"]),
+        (["--workers", "1,-2"], ["'-2'"]),
+        (["--target", "low"], ["--target low", "auto"]),
+        (["--target", "auto:2"], ["--target auto:2"]),
+        (["--seeds", "0"], ["--seeds 0"]),
+        (["--max-epochs", "0"], ["--epochs 0", "at least 1"]),
+        (["--learning-rate", "-1"], ["--learning-rate -1", "largest"]),
+        (["--network", "1GB"], ["1GB"]),
+        (["--learning-rates", "0.1"], ["--learning-rates needs --batch-sizes"]),
+        (["--batch-sizes", "16,4096"], ["4096", "larger than the data (1437 examples)"]),
+        (["--batch-size", "4096"], ["4096", "larger than the data"]),
+        (["--out", "there.txt"], ["there.txt is a file"]),
+        (["--out", "full"], ["full is not empty and holds no study"]),
+    ],
+)
+def test_bad_input(
+    arguments: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.txt").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "digits", *arguments])
+    out, err = capfd.readouterr()
+    assert ended.value.code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    for word in words:
+        assert word in err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "there.txt"]
+
+
+def test_another_studys_folder_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "study"
+    out.mkdir()
+    settings = '{"kind": "race", "recipe": "nodules-small", "data": null, "batch_size": 32}'
+    (out / "settings.json").write_text(settings)
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "digits", "--out", "study"])
+    assert ended.value.code == 2
+    said = capfd.readouterr().err
+    assert "holds another study: recipe (was 'nodules-small', now 'digits')" in said
+    assert [path.name for path in out.iterdir()] == ["settings.json"]
+    assert (out / "settings.json").read_text() == settings
