@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from samepath.recipe import Recipe
+from samepath.strategies import BUILT_IN, find_strategy
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -30,13 +31,19 @@ def python_blocks() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "code"), python_blocks(), ids=lambda value: value[:24])
 def test_python_blocks_run(name: str, code: str, tmp_path: Path) -> None:
-    """Recipes are trained for a step on two workers; scripts are run as they are."""
+    """Recipes are trained for two steps on two workers, with the strategy they register if any;
+    strategies are trained with for eight; scripts are run as they are."""
     file = tmp_path / "block.py"
     file.write_text(code)
+    samepath = str(Path(sys.executable).with_name("samepath"))
     command = [sys.executable, str(file)]
     if "def recipe()" in code:
-        samepath = str(Path(sys.executable).with_name("samepath"))
         command = [samepath, "train", str(file), "-n", "2", "--steps", "2", "--json"]
+        for strategy in re.findall(r'register_strategy\("([\w-]+)"', code):
+            command += ["--strategy", strategy, "--as-workers", "4"]
+    elif "def strategy(" in code:
+        command = [samepath, "train", "digits", "-n", "2", "--steps", "8", "--json"]
+        command += ["--strategy", str(file), "--as-workers", "4"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -56,6 +63,23 @@ def test_every_recipe_field_is_documented() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
     missing = [field.name for field in fields(Recipe) if f"`{field.name}`" not in page]
     assert not missing
+
+
+def _said(parameter: str, default: object) -> str:
+    """How the table of strategies writes a parameter."""
+    if isinstance(default, tuple):
+        return f"`{parameter}={'+'.join(map(str, default))}`"
+    return f"`{parameter}`" if default is None else f"`{parameter}={default:g}`"
+
+
+def test_every_strategy_and_its_parameters_are_documented() -> None:
+    page = (ROOT / "docs" / "strategies.md").read_text()
+    table = page.split("## All of them")[1].split("Parameters go after")[0]
+    rows = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    assert rows.keys() == BUILT_IN.keys()
+    for name, row in rows.items():
+        for parameter, default in vars(find_strategy(name).function).items():
+            assert _said(parameter, default) in row, f"{name}: {parameter}"
 
 
 def test_links_and_named_files_exist() -> None:

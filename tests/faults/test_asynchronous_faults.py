@@ -152,7 +152,7 @@ def test_without_a_launcher_that_looks_after_them(tmp_path: Path) -> None:
     began = time.monotonic()
     processes = [
         subprocess.Popen(
-            [SAMEPATH, "train", recipe, "--strategy", "asynchronous", "--out", "run", "--json"],
+            [SAMEPATH, "train", recipe, "--strategy", "asynchronous:bound=3", "--out", "run"],
             cwd=tmp_path,
             env={
                 **os.environ,

@@ -199,7 +199,7 @@ def test_staleness_is_measured_and_bounded(other: str, tmp_path: Path) -> None:
     def dawdling(seconds: int, strategy: str) -> RunResult:
         text = OTHER_RECIPE.replace("PATIENCE_SECONDS = 0", f"PATIENCE_SECONDS = {seconds}")
         Path(other).write_text(text)
-        result = run(other, tmp_path / strategy, 3, strategy)
+        result = run(other, tmp_path / strategy, 3, strategy, epochs=6)
         check_summary(result, tmp_path / strategy)
         return result
 

@@ -186,6 +186,26 @@ def test_the_largest_rate_converges_and_the_next_does_not(
     assert linear.learning_rate == pytest.approx(2 * found.rate.value)
 
 
+def test_a_target_that_is_never_reached(raced: tuple[Path, Study], tmp_path: Path) -> None:
+    out = copy_of(raced[0], tmp_path / "never", runs=True)
+    samepath = str(Path(sys.executable).with_name("samepath"))
+    done = subprocess.run(
+        [samepath, "study", RECIPE, "--out", str(out), "--workers", "1,2", "--max-epochs",
+         str(EPOCHS), "--target", "0.0001"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]
+    assert "--target 0.0001: the sequential run did not reach it in 6 epochs" in said
+    lowest = min(
+        float(line["valid_loss"])
+        for line in map(json.loads, (out / "runs/strong-seed0/metrics.jsonl").open())
+        if "valid_loss" in line
+    )
+    assert f"the lowest it reached is {lowest:.4g}" in said
+    assert not (out / "study.json").exists()
+
+
 def test_batch_sizes_at_several_rates(tmp_path: Path) -> None:
     out = tmp_path / "grid"
     content = study(

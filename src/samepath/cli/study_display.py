@@ -28,12 +28,11 @@ class StudyDisplay(Watcher):
         self._console = Console(stderr=True)
         self._progress: Progress | None = None
 
-    def begin(self, jobs: Sequence[Job], done: int) -> None:
+    def begin(self, waiting: Sequence[Job], done: int) -> None:
         self._began = self._spoke = time.monotonic()
-        self._jobs, self._done, self._already = len(jobs), done, done
-        self._most_epochs = {job.folder: job.options.epochs for job in jobs}
+        self._jobs, self._done = len(waiting) + done, done
+        self._left = {job.folder: job.options.epochs for job in waiting}
         self._finished_epochs = 0.0
-        self._left = {job.folder for job in jobs}
         self._running: dict[str, float] = {}
         self._tasks: dict[str, TaskID] = {}
         if self._console.is_terminal:
@@ -73,7 +72,7 @@ class StudyDisplay(Watcher):
     def end(self, job: Job, status: str, epochs: float, loss: float | None) -> None:
         self._done += 1
         self._finished_epochs += epochs
-        self._left.discard(job.folder)
+        self._left.pop(job.folder, None)
         self._running.pop(job.folder, None)
         if self._progress is not None and job.folder in self._tasks:
             self._progress.remove_task(self._tasks.pop(job.folder))
@@ -95,9 +94,9 @@ class StudyDisplay(Watcher):
         """If every run that is left goes on to its epoch limit."""
         done = self._finished_epochs + sum(self._running.values())
         waited = time.monotonic() - self._began
-        if done < 1 or len(self._left) == 0:
+        if done < 1 or not self._left:
             return ""
-        left = sum(self._most_epochs[folder] for folder in self._left) - sum(self._running.values())
+        left = sum(self._left.values()) - sum(self._running.values())
         minutes = waited / done * max(left, 0.0) / 60
         return f", at most {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
 

@@ -54,11 +54,11 @@ def race(request: StudyRequest, watcher: Watcher) -> Study:
     options = _at(options, rate, target.loss)
     entries = race_entries(options, strategies, workers, seeds)
     jobs = {entry.job.folder: entry.job for entry in entries if entry.job is not None}
-    # those that are likely to take longest first, so that none is left over at the end
+    # seed after seed, and those first that are likely to take longest, so that none is left over
     run(
         sorted(
             (job for job in jobs.values() if not _is_sequential(job)),
-            key=lambda job: -job.options.virtual_workers,
+            key=lambda job: (job.options.seed, -job.options.virtual_workers),
         )
     )
     records = [run_record(entry, folder, clock, target.loss) for entry in entries]

@@ -37,7 +37,7 @@ _TAIL_BYTES = 8192
 class Watcher(Protocol):
     """What a person sees of it."""
 
-    def begin(self, jobs: Sequence[Job], done: int) -> None: ...
+    def begin(self, waiting: Sequence[Job], done: int) -> None: ...
 
     def look(self, running: Sequence[tuple[Job, int, float | None]]) -> None:
         """Now and then: every running job, its epochs and its last validation loss."""
@@ -84,7 +84,7 @@ def run_jobs(
     context.set_forkserver_preload(["samepath.engine.train", "torch._inductor.config"])
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
     running: list[_Running] = []
-    watcher.begin(jobs, len(jobs) - len(waiting))
+    watcher.begin(waiting, len(jobs) - len(waiting))
     try:
         with stop_signals() as asked:
             while waiting or running:
