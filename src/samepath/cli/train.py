@@ -134,6 +134,7 @@ def _summary(recipe: str, folder: Path, result: dict[str, object]) -> None:
     words = {
         "finished": "finished",
         "target": "target reached",
+        "stuck": "the validation loss no longer moves",
         "diverged": str(result["message"]),
         "interrupted": f"stopped; continue with: {again}",
     }

@@ -115,12 +115,12 @@ class BufferMerge:
             hashes[index] = np.frombuffer(value.digest(), np.uint8)
         return np.concatenate([self._changed[:, None], hashes], axis=1).ravel()
 
-    def finish(self, records: Sequence[Record]) -> None:
-        """Give the buffers their values after the batch."""
+    def finish(self, records: Sequence[Record], *, keep: bool = True) -> None:
+        """Give the buffers their values after the batch; or only end the sums under way."""
         everybody = np.stack([record.reshape(-1, 9) for record in records])
         changed = [int(index) for index in np.flatnonzero(everybody[:, :, 0].any(axis=0))]
         totals = self._totals([index for index in changed if self._is_float[index]])
-        for index in changed:
+        for index in changed if keep else ():
             original = self._originals[index]
             assert original is not None
             if self._is_float[index]:

@@ -41,14 +41,14 @@ def make_trainer(recipe: Recipe, options: Options, session: Session) -> Trainer:
     optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
     if options.learning_rate is not None:
         with_rate(optimizer, options.learning_rate)
-    other = Course(options).optimizer
-    if other is not None:
-        optimizer = replaced(optimizer, other)
+    course = Course(options)
+    if course.optimizer is not None:
+        optimizer = replaced(optimizer, course.optimizer)
     return session.prepare(
         model,
         optimizer,
         recipe.loss,
-        batch_size=options.batch_size,
+        batch_size=course.plan(0, ()).batch_size,
         grain_size=options.grain_size,
         schedule=None if recipe.schedule is None else recipe.schedule(optimizer),
         schedule_every=recipe.schedule_every,

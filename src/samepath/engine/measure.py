@@ -31,11 +31,14 @@ STEP = 1e-3
 
 
 def measure(trainer: Trainer, source: Source, names: Iterable[Measure]) -> dict[str, float]:
-    """The named quantities at the trainer's weights, and their cost: so many gradients, each of so
-    many examples."""
+    """The named quantities at the trainer's weights, and what each cost: so many gradients, each of
+    so many examples (`noise_gradients`, `noise_gradient_examples`)."""
     found: dict[str, float] = {}
     for name in names:
-        found |= noise(trainer, source) if name == "noise" else curvature(trainer, source)
+        values = noise(trainer, source) if name == "noise" else curvature(trainer, source)
+        for cost in ("gradients", "gradient_examples"):
+            values[f"{name}_{cost}"] = values.pop(cost)
+        found |= values
     _clear(trainer)
     return found
 

@@ -147,6 +147,8 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
     # a run of so many steps ends there, not at the recipe's number of epochs
     if "steps" in asked.said and "epochs" not in asked.said:
         per_epoch = -(-options.num_examples // (asked.batch_size or options.batch_size))
+        if (asked.strategy or options.strategy) != "strong":
+            per_epoch = 1  # or more: it is not known here how the batch grows
         options = replace(options, epochs=max(options.epochs, -(-asked.said["steps"] // per_epoch)))
     if "epochs" in asked.said and "steps" not in asked.said:
         options = replace(options, steps=None)
@@ -188,16 +190,20 @@ def training_source(recipe: Recipe) -> Source:
     return as_source(recipe.train, seed=0, collate=recipe.collate)
 
 
-def refuse_recipe(recipe: Recipe, options: Options, num_workers: int) -> None:
-    """Everything that can be found wrong before a worker is started."""
+def refuse_recipe(
+    recipe: Recipe, options: Options, num_workers: int, plan: Plan | None = None
+) -> None:
+    """Everything that can be found wrong before a worker is started. `plan` is the first epoch's,
+    where a strategy has another batch than the recipe."""
+    plan = plan or options.plan
     if num_workers < 1:
         raise UserError(f"-n {num_workers}: at least one worker is needed")
-    if options.exact and num_workers > options.plan.num_grains:
-        raise too_many_workers(num_workers, options.batch_size, options.grain_size)
-    if num_workers > options.batch_size:
+    if options.exact and num_workers > plan.num_grains:
+        raise too_many_workers(num_workers, plan.batch_size, plan.grain_size)
+    if num_workers > plan.batch_size:
         raise UserError(
-            f"{num_workers} workers, but a batch has only {options.batch_size} examples; "
-            f"use at most {options.batch_size} workers"
+            f"{num_workers} workers, but a batch has only {plan.batch_size} examples; "
+            f"use at most {plan.batch_size} workers"
         )
     seed_everything(key("start", options.seed))
     model = _made("model", options, recipe.model)

@@ -30,7 +30,8 @@ LOCK_SECONDS = 5.0
 
 
 def lock_folder(folder: Path, busy: str) -> int:
-    """Lock a folder until this process ends; an error if somebody else has it and keeps it."""
+    """Lock a folder until the result is closed or this process ends; an error if somebody else has
+    it and keeps it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     until = time.monotonic() + LOCK_SECONDS
     while True:
@@ -61,6 +62,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
         self._metrics: IO[str] | None = None
+        self._lock: int | None = None
         self._flushed = 0.0
 
     # ---- run.json
@@ -81,9 +83,11 @@ class RunFolder:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise UserError(f"--out {self.path} is not empty; give a new folder")
 
-    def lock(self) -> None:
-        """Keep everybody else from writing here while this process lives."""
-        self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
+    def unlock(self) -> None:
+        """Let others write here again."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def read(self) -> dict[str, Any]:
         """What run.json says."""
@@ -99,13 +103,14 @@ class RunFolder:
         return content
 
     def write(self, options: Options, command: list[str], earlier: dict[str, Any] | None) -> None:
-        """Begin or continue a run."""
+        """Begin or continue a run, and keep everybody else from writing here."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
                 f"--out {self.path} cannot be made ({error.strerror}); give another folder"
             ) from None
+        self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         began = {"command": command, "versions": versions(), "time": time.time()}
         starts = [*(earlier or {}).get("starts", []), began]
         content = {"status": "running", "config": asdict(options), "starts": starts, "result": None}

@@ -75,6 +75,8 @@ def train(request: Request) -> tuple[RunResult, Path]:
             stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
             folder.write_status("interrupted" if stopped else "failed")
         raise
+    finally:
+        folder.unlock()
 
 
 def _data_of(request: Request) -> str | None:
@@ -157,11 +159,10 @@ def _prepare(
         workers = asked if isinstance(asked, int) else available
     elif earlier is None and request.asked.virtual_workers is None:
         options = replace(options, virtual_workers=workers if request.asked.strategy else 1)
-    refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers)
-    Course(options)  # its checks are the point
+    plan = Course(options).plan(0, ())
+    refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)
     if writes:
         folder.write(options, list(request.command), earlier)
-        folder.lock()
     return replace(request, num_workers=workers), options, folder
 
 

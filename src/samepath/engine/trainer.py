@@ -91,10 +91,13 @@ class Trainer:
         )
 
     def plan(self, source: Source, batch_size: int | None = None) -> Plan:
+        size = batch_size or self.settings.batch_size
         return Plan(
             num_examples=len(source),
-            batch_size=batch_size or self.settings.batch_size,
-            grain_size=self.settings.grain_size,
+            batch_size=size,
+            grain_size=min(self.settings.grain_size, size)
+            if batch_size
+            else self.settings.grain_size,
             seed=self.settings.seed,
         )
 
@@ -151,7 +154,14 @@ class Trainer:
             self._merge_buffers(computed)
         applied = []
         while len(self.underway) > pace.lag:
-            applied.append(self._apply(self.underway.popleft(), pace))
+            oldest = self.underway.popleft()
+            try:
+                applied.append(self._apply(oldest, pace))
+            except Diverged:
+                if self.underway:  # as before this step: a resumed run takes it again
+                    self.underway.pop()
+                    self.underway.appendleft(oldest)
+                raise
         self.step_number += 1
         return applied
 
@@ -250,9 +260,8 @@ class Trainer:
 
     def _merge_buffers(self, underway: Underway) -> None:
         facts = underway.know()
-        if math.isfinite(facts.loss):
-            self._buffers.finish(facts.buffers)
-            underway.buffers_merged = True
+        self._buffers.finish(facts.buffers, keep=math.isfinite(facts.loss))
+        underway.buffers_merged = True
 
     def trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

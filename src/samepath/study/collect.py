@@ -76,9 +76,10 @@ def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRec
             break
         if measured is not None:  # its cost comes before the next epoch
             history.append(measured)
-            size = int(measured["gradient_examples"])
-            gradient = clock.modelled(batch_size=size, workers=entry.workers)
-            seconds, how = seconds + measured["gradients"] * gradient, "modelled"
+            for name in course.measures:
+                size = int(measured[f"{name}_gradient_examples"])
+                gradient = clock.modelled(batch_size=size, workers=entry.workers)
+                seconds, how = seconds + measured[f"{name}_gradients"] * gradient, "modelled"
     return RunRecord(
         strategy=entry.strategy,
         workers=entry.workers,

@@ -21,6 +21,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from samepath.engine.launch import Interrupted, die_with_parent
 from samepath.engine.options import Asked
 from samepath.engine.rundir import RunFolder
@@ -54,7 +56,8 @@ class _Running:
     job: Job
     process: ForkServerProcess
     words: Connection
-    cores: int
+    slots: list[int]
+    """Which of the machine's cores, or GPUs, it counts for."""
 
 
 def status_of(study: Path, job: Job) -> str | None:
@@ -88,13 +91,15 @@ def run_jobs(
     try:
         with stop_signals() as asked:
             while waiting or running:
-                free = cores - sum(each.cores for each in running)
-                while waiting and free > 0:
+                busy = {slot for each in running for slot in each.slots}
+                free = [slot for slot in range(cores) if slot not in busy]
+                while waiting and free:
                     job = waiting.pop(0)
                     # the last runs share the cores that would be idle
-                    workers = max(1, free // (len(waiting) + 1))
-                    running.append(_start(context, job, study, workers, command))
-                    free -= running[-1].cores
+                    workers = max(1, len(free) // (len(waiting) + 1))
+                    workers = min(workers, job.options.plan.num_grains)
+                    slots, free = free[:workers], free[workers:]
+                    running.append(_start(context, job, study, slots, command))
                 wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
                 if asked():
                     raise Interrupted(asked())
@@ -107,16 +112,17 @@ def run_jobs(
         watcher.close()
 
 
-def _start(context: Any, job: Job, study: Path, workers: int, command: Sequence[str]) -> _Running:
+def _start(
+    context: Any, job: Job, study: Path, slots: list[int], command: Sequence[str]
+) -> _Running:
     folder = study / job.folder
     if folder.exists() and not (folder / "run.json").exists():
         shutil.rmtree(folder)  # killed before it had begun
-    workers = min(workers, job.options.plan.num_grains)
     words, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(job, folder, workers, tuple(command), theirs))
+    process = context.Process(target=_work, args=(job, folder, slots, tuple(command), theirs))
     process.start()
     theirs.close()
-    return _Running(job, process, words, workers)
+    return _Running(job, process, words, slots)
 
 
 def _finish(each: _Running, study: Path, watcher: Watcher) -> None:
@@ -145,13 +151,17 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def _work(
-    job: Job, folder: Path, workers: int, command: tuple[str, ...], words: Connection
+    job: Job, folder: Path, slots: list[int], command: tuple[str, ...], words: Connection
 ) -> None:
     """One run's whole life, in a process of its own."""
     os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which passes it on: once
     die_with_parent()
+    if number := torch.cuda.device_count():  # each run its own GPUs (reasoned; not run on any)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
+        mine = [visible.split(",")[slot] for slot in slots]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     try:
-        train(request_for(job, folder, workers, command))
+        train(request_for(job, folder, len(slots), command))
     except Interrupted:
         pass
     except UserError as error:
