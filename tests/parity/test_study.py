@@ -199,7 +199,9 @@ def test_a_target_that_is_never_reached(raced: tuple[Path, Study], tmp_path: Pat
     assert "--target 0.0001: the sequential run did not reach it in 6 epochs" in said
     lowest = min(
         float(line["valid_loss"])
-        for line in map(json.loads, (out / "runs/strong-seed0/metrics.jsonl").open())
+        for line in map(
+            json.loads, (out / "runs/strong-seed0/metrics.jsonl").read_text().splitlines()
+        )
         if "valid_loss" in line
     )
     assert f"the lowest it reached is {lowest:.4g}" in said

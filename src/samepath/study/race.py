@@ -42,13 +42,26 @@ def race(request: StudyRequest, watcher: Watcher) -> Study:
     enter_folder(opened, request, "race")
     folder, options = opened.folder, opened.options
 
-    def run(jobs: Sequence[Job]) -> None:
-        run_jobs(jobs, folder, cores=available_workers(), command=request.command, watcher=watcher)
-
     seeds = tuple(range(request.seeds))
     workers = tuple(dict.fromkeys([1, *request.workers]))
     strategies = tuple(dict.fromkeys(["strong", *request.strategies]))
     clock = Clock(_clock(opened, strategies, workers, network, watcher))
+
+    def alone_seconds(job: Job) -> float:
+        plan = Course(job.options).plan(0, ())
+        step_seconds, _ = clock.step_seconds(batch_size=plan.batch_size, workers=1)
+        return job.options.epochs * plan.steps_per_epoch * step_seconds
+
+    def run(jobs: Sequence[Job]) -> None:
+        run_jobs(
+            jobs,
+            folder,
+            cores=available_workers(),
+            command=request.command,
+            watcher=watcher,
+            alone_seconds=alone_seconds,
+        )
+
     rate = _rate(request, opened, run)
     rate, target = _sequential(request, opened, rate, seeds, run)
     options = _at(options, rate, target.loss)

@@ -8,12 +8,13 @@ runs save first; when it is killed they end with it.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -32,6 +33,8 @@ from samepath.study.grid import Job
 
 ENDS = ("finished", "target", "diverged", "stuck")
 LOOK_SECONDS = 0.5
+SHARING_SECONDS = 20.0
+"""A shorter run is over sooner with one worker than several have started."""
 STOP_SECONDS = 30.0
 _TAIL_BYTES = 8192
 
@@ -76,9 +79,15 @@ def status_of(study: Path, job: Job) -> str | None:
 
 
 def run_jobs(
-    jobs: Sequence[Job], study: Path, *, cores: int, command: Sequence[str], watcher: Watcher
+    jobs: Sequence[Job],
+    study: Path,
+    *,
+    cores: int,
+    command: Sequence[str],
+    watcher: Watcher,
+    alone_seconds: Callable[[Job], float] = lambda job: math.inf,
 ) -> None:
-    """Train all jobs that are not finished."""
+    """Train all jobs that are not finished. `alone_seconds` is what one takes with one worker."""
     jobs = list({job.folder: job for job in jobs}.values())
     waiting = [job for job in jobs if status_of(study, job) is None]
     if not waiting:
@@ -95,9 +104,11 @@ def run_jobs(
                 free = [slot for slot in range(cores) if slot not in busy]
                 while waiting and free:
                     job = waiting.pop(0)
-                    # the last runs share the cores that would be idle
-                    workers = max(1, len(free) // (len(waiting) + 1))
-                    workers = min(workers, job.options.plan.num_grains)
+                    workers = 1
+                    if alone_seconds(job) > SHARING_SECONDS:
+                        # the last runs share the cores that would be idle
+                        workers = max(1, len(free) // (len(waiting) + 1))
+                        workers = min(workers, job.options.plan.num_grains)
                     slots, free = free[:workers], free[workers:]
                     running.append(_start(context, job, study, slots, command))
                 wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
