@@ -14,7 +14,7 @@ from samepath.engine.train import available_workers
 from samepath.errors import UserError
 from samepath.study.collect import end_of, epochs_of
 from samepath.study.grid import Job
-from samepath.study.opening import Opened, StudyRequest, enter_folder, look_into
+from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.results import FORMAT, Epoch, GridRun, GridStudy
 from samepath.study.runner import Watcher, run_jobs
 
@@ -37,7 +37,6 @@ def batch_study(
             f"--batch-sizes {too_large[0]} is larger than the data ({options.num_examples} "
             "examples); leave it out"
         )
-    enter_folder(opened, request, "grid")
     rates = tuple(learning_rates) or (opened.recipe_rate,)
     seeds = tuple(range(request.seeds))
     jobs = {
@@ -46,13 +45,14 @@ def batch_study(
         for rate in rates
         for size in batch_sizes
     }
-    run_jobs(
-        list(jobs.values()),
-        opened.folder,
-        cores=available_workers(),
-        command=request.command,
-        watcher=watcher,
-    )
+    with entered(opened, request, "grid"):
+        run_jobs(
+            list(jobs.values()),
+            opened.folder,
+            cores=available_workers(),
+            command=request.command,
+            watcher=watcher,
+        )
     runs = tuple(_run(opened, size, rate, seed, job) for (size, rate, seed), job in jobs.items())
     judged = any(METRIC in epoch.metrics for run in runs for epoch in run.curve)
     return GridStudy(

@@ -7,6 +7,9 @@ anything is written; a folder of another study is left alone; two processes neve
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -92,8 +95,9 @@ def look_into(request: StudyRequest) -> Opened:
     )
 
 
-def enter_folder(opened: Opened, request: StudyRequest, kind: str) -> None:
-    """Make the study's folder, or see that it is of the same study; lock it."""
+@contextmanager
+def entered(opened: Opened, request: StudyRequest, kind: str) -> Iterator[None]:
+    """Make the study's folder, or see that it is of the same study; keep others out of it."""
     options = opened.options
     settings = {  # what must be the same when a study goes on
         "kind": kind,
@@ -126,5 +130,9 @@ def enter_folder(opened: Opened, request: StudyRequest, kind: str) -> None:
         raise UserError(
             f"--out {folder} cannot be made ({error.strerror}); give another folder"
         ) from None
-    lock_folder(folder, f"the study in {folder} is being run")
-    write_atomically(file, json.dumps(settings, indent=2) + "\n")
+    lock = lock_folder(folder, f"the study in {folder} is being run")
+    try:
+        write_atomically(file, json.dumps(settings, indent=2) + "\n")
+        yield
+    finally:
+        os.close(lock)

@@ -25,7 +25,7 @@ from samepath.study.clock import Clock, measure_clock, predictions
 from samepath.study.collect import cells_of, epochs_of, run_record
 from samepath.study.grid import Entry, Job, race_entries
 from samepath.study.network import HERE, parse_network
-from samepath.study.opening import Opened, StudyRequest, enter_folder, look_into
+from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.rates import largest_rate
 from samepath.study.results import FORMAT, ClockFacts, NetworkFacts, Rate, Study, Target, read_clock
 from samepath.study.runner import Watcher, run_jobs, status_of
@@ -39,7 +39,16 @@ def race(request: StudyRequest, watcher: Watcher) -> Study:
         find_strategy(text)
     network = parse_network(request.network)
     opened = look_into(request)
-    enter_folder(opened, request, "race")
+    with entered(opened, request, "race"):
+        return _race(request, opened, network, watcher)
+
+
+def _race(
+    request: StudyRequest,
+    opened: Opened,
+    network: NetworkFacts | Literal["here"],
+    watcher: Watcher,
+) -> Study:
     folder, options = opened.folder, opened.options
 
     seeds = tuple(range(request.seeds))
