@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,11 @@ from torch.func import functional_call
 
 from samepath import Recipe, start
 from samepath.engine.loop import Run
-from samepath.engine.options import Asked, resolve
+from samepath.engine.options import Asked, Options, resolve
+from samepath.engine.progress import Silent
 from samepath.engine.session import Session
+from samepath.engine.settings import StepResult
+from samepath.engine.train import Request, train
 from samepath.engine.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import epoch_order
@@ -535,3 +540,35 @@ def test_growth_is_decay_for_one_worker(session: Session) -> None:
     found = by_samepath(session, "growth" + parameters, 1)
     same_bits(found, by_samepath(session, "decay" + parameters, 1))
     assert not torch.equal(found[-1][0], by_samepath(session, "strong", 1)[-1][0])
+
+
+class Counting(Silent):
+    """Counts the examples of all updates."""
+
+    def __init__(self) -> None:
+        self.examples = self.updates = 0
+
+    def step(self, result: StepResult, steps: int, epochs: float) -> None:
+        self.examples += result.num_examples
+        self.updates += 1
+
+
+def _shown(count: Counting, options: Options, num_workers: int) -> Counting:
+    return count
+
+
+def test_growth_and_decay_take_the_same_examples(tmp_path: Path) -> None:
+    counts = {}
+    for name in ("growth", "decay"):
+        count = Counting()
+        request = Request(
+            recipe=str(Path(__file__).with_name("tiny_recipe.py")),
+            num_workers=1,
+            asked=Asked(strategy=f"{name}:milestones=1+2:factor=2", virtual_workers=4, epochs=4),
+            out=tmp_path / name,
+            display=partial(_shown, count),
+        )
+        train(request)
+        counts[name] = (count.examples, count.updates)
+    assert counts["decay"] == (4 * 44, 4 * 5)
+    assert counts["growth"] == (4 * 44, 5 + 3 + 2 + 2)  # batches of 10, 20, 40 and 40
