@@ -157,9 +157,15 @@ def _first_report(reports: Path, error: ChildFailedError) -> SamepathError:
 
 def _describe(error: ChildFailedError) -> WorkerFailed:
     """For workers that left no report: a signal, or a script of the user's own."""
-    # those the agent ended itself carry SIGTERM; the cause does not
+    # those the agent ended itself carry SIGTERM; the cause does not. Times are whole seconds: in one
+    # second, an exit code of 1 (an exception) may well be somebody who lost the one that failed
     failures = sorted(
-        error.failures.items(), key=lambda f: (f[1].exitcode == -signal.SIGTERM, f[1].timestamp)
+        error.failures.items(),
+        key=lambda f: (
+            f[1].exitcode == -signal.SIGTERM,
+            f[1].timestamp,
+            f[1].exitcode == 1,
+        ),
     )
     worker, failure = failures[0]
     if failure.exitcode < 0:

@@ -44,6 +44,8 @@ from samepath.strategies.asynchronous import Asynchronous
 ALIVE_SECONDS = 30.0
 """An idle worker hears this often that the server is there: evaluation may take longer than the
 limit of a wait."""
+LAST_WORDS_SECONDS = 10.0
+"""How long a gradient that is under way is waited for when the run has failed."""
 
 
 class Office:
@@ -109,6 +111,12 @@ class Office:
             desk.join()
 
     def close(self) -> None:
+        """Leave. A thread that waits for a message when Python ends takes the process down with an
+        abort, so those that still wait for a gradient get a while."""
+        for orders in self._orders.values():
+            orders.put(None)
+        for desk in self._desks:
+            desk.join(LAST_WORDS_SECONDS)
         self._mailbox.close()
 
 
