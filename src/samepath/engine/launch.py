@@ -157,8 +157,8 @@ def _first_report(reports: Path, error: ChildFailedError) -> SamepathError:
 
 def _describe(error: ChildFailedError) -> WorkerFailed:
     """For workers that left no report: a signal, or a script of the user's own."""
-    # those the agent ended itself carry SIGTERM; the cause does not. Times are whole seconds: within
-    # one, an exit code of 1 (an exception) may well be somebody who lost the one that failed
+    # Those the agent ended itself carry SIGTERM; the cause does not. Times are whole seconds:
+    # within one, an exit code of 1 (an exception) may be somebody who lost the one that failed.
     failures = sorted(
         error.failures.items(),
         key=lambda f: (
