@@ -14,9 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -69,18 +67,6 @@ def recipe():
         epochs=5,
     )
 """
-
-
-@pytest.fixture(autouse=True)
-def never_hang() -> Iterator[None]:
-    def out_of_time(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"still running after {LIMIT_SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, out_of_time)
-    signal.alarm(LIMIT_SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def write(folder: Path, fail: str) -> str:

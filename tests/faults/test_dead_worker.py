@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -55,20 +52,6 @@ def recipe():
         epochs=5,
     )
 """
-
-
-@pytest.fixture(autouse=True)
-def never_hang() -> Iterator[None]:
-    """A hang is a failure of the test, not of the person who waits for it."""
-
-    def out_of_time(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"still running after {LIMIT_SECONDS} s")
-
-    before = signal.signal(signal.SIGALRM, out_of_time)
-    signal.alarm(LIMIT_SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def write(folder: Path, fail: str, link: str = "auto") -> str:

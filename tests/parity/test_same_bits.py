@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from samepath.engine.launch import launch
 from samepath.engine.session import Link, start
 
 sys.path.insert(0, str(Path(__file__).parent))
 from cases import CASES, run
+from launches import Everything, launch_at
 
-Found = dict[str, dict[str, Any]]
 SETTINGS: list[tuple[int, Link]] = [
     (1, "auto"),
     (2, "auto"),
@@ -39,23 +37,12 @@ def run_all_cases(link: Link, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[Found]]:
-    """What every worker of every launch found."""
-    everything: dict[tuple[int, str], list[Found]] = {}
-    for num_workers, link in SETTINGS:
-        folder = tmp_path_factory.mktemp(f"{link}-{num_workers}")
-        launch(run_all_cases, (link, str(folder)), num_workers)
-        everything[num_workers, link] = [
-            json.loads((folder / f"worker-{worker}.json").read_text())
-            for worker in range(num_workers)
-        ]
-    return everything
+def found(tmp_path_factory: pytest.TempPathFactory) -> Everything:
+    return launch_at(SETTINGS, run_all_cases, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_same_bits_at_every_worker_count(
-    name: str, found: dict[tuple[int, str], list[Found]]
-) -> None:
+def test_same_bits_at_every_worker_count(name: str, found: Everything) -> None:
     (alone,) = found[1, "auto"]
     expected = alone[name]
     assert expected["learned"], "the case trains"
@@ -67,13 +54,13 @@ def test_same_bits_at_every_worker_count(
             assert worker[name]["losses"] == expected["losses"], where
 
 
-def test_links_are_what_they_say(found: dict[tuple[int, str], list[Found]]) -> None:
+def test_links_are_what_they_say(found: Everything) -> None:
     kinds = {key: workers[0]["dataset"]["kind"] for key, workers in found.items()}
     assert kinds.pop((1, "auto")) == "Alone"
     for (_, link), kind in kinds.items():
         assert kind == ("SharedMemory" if link == "auto" else "Network")
 
 
-def test_loader_processes_do_not_change_bits(found: dict[tuple[int, str], list[Found]]) -> None:
+def test_loader_processes_do_not_change_bits(found: Everything) -> None:
     (alone,) = found[1, "auto"]
     assert alone["dataset"]["digests"] == alone["dataset_with_loader_processes"]["digests"]

@@ -25,6 +25,9 @@ from samepath.engine.session import Link, start
 from samepath.engine.settings import StepResult
 from samepath.recipe import find_recipe
 
+sys.path.insert(0, str(Path(__file__).parent))
+from launches import Everything, Found, launch_at
+
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 SEED = 7
 EPOCHS = 3
@@ -49,7 +52,6 @@ SETTINGS: list[tuple[int, Link]] = [
     (2, "network"),
     (3, "network"),
 ]
-Found = dict[str, dict[str, Any]]
 
 
 class Recorder(Silent):
@@ -93,23 +95,12 @@ def run_all(link: Link, folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[Found]]:
-    """What every worker of every launch found."""
-    everything: dict[tuple[int, str], list[Found]] = {}
-    for num_workers, link in SETTINGS:
-        folder = tmp_path_factory.mktemp(f"{link}-{num_workers}")
-        launch(run_all, (link, str(folder)), num_workers)
-        everything[num_workers, link] = [
-            json.loads((folder / f"worker-{worker}.json").read_text())
-            for worker in range(num_workers)
-        ]
-    return everything
+def found(tmp_path_factory: pytest.TempPathFactory) -> Everything:
+    return launch_at(SETTINGS, run_all, tmp_path_factory)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_strategy_is_one_path_at_every_worker_count(
-    strategy: str, found: dict[tuple[int, str], list[Found]]
-) -> None:
+def test_a_strategy_is_one_path_at_every_worker_count(strategy: str, found: Everything) -> None:
     (alone,) = found[1, "auto"]
     for (num_workers, link), workers in found.items():
         for worker in workers:
@@ -119,7 +110,7 @@ def test_a_strategy_is_one_path_at_every_worker_count(
             assert worker[strategy]["digest"] == alone[strategy]["digest"], where
 
 
-def test_the_paths_are_what_they_should_be(found: dict[tuple[int, str], list[Found]]) -> None:
+def test_the_paths_are_what_they_should_be(found: Everything) -> None:
     """Different from each other; with batches that grew where they should, and both links used."""
     (alone,) = found[1, "auto"]
     assert len({alone[strategy]["digest"] for strategy in STRATEGIES}) == len(STRATEGIES)
@@ -170,7 +161,7 @@ def resume_all(link: Link, folder: str, stops: dict[str, int]) -> None:
 def test_stopped_and_resumed_at_another_worker_count(
     first: tuple[int, Link],
     then: tuple[int, Link],
-    found: dict[tuple[int, str], list[Found]],
+    found: Everything,
     tmp_path: Path,
 ) -> None:
     (alone,) = found[1, "auto"]

@@ -9,12 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+from click.core import ParameterSource
 
 from samepath.cli.common import data_option, print_json, stdout_kept_for_json
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
     from samepath.study.results import GridStudy, Study
+
+_OF_A_RACE = (
+    "strategies",
+    "workers",
+    "target",
+    "learning_rate",
+    "network",
+    "batch_size",
+    "patience",
+)
+_INSTEAD = {
+    "learning_rate": "give --learning-rates",
+    "batch_size": "give all sizes to --batch-sizes",
+}
 
 
 @click.command()
@@ -108,6 +123,8 @@ def study(
 
     if learning_rates is not None and batch_sizes is None:
         raise UserError("--learning-rates needs --batch-sizes; for a race, use --learning-rate")
+    if batch_sizes is not None:
+        refuse_of_a_race()
     loss, fraction = parse_study_target(target)
     request = StudyRequest(
         recipe=recipe,
@@ -143,6 +160,18 @@ def study(
     else:
         _summary(found, page)
     return 0
+
+
+def refuse_of_a_race() -> None:
+    """What a study of batch sizes has no use for is not silently left aside."""
+    context = click.get_current_context()
+    for name in _OF_A_RACE:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            instead = _INSTEAD.get(name, f"leave {option} out")
+            raise UserError(
+                f"{option} is for a race of strategies and --batch-sizes is none; {instead}"
+            )
 
 
 def _summary(found: Study | GridStudy, page: Path) -> None:

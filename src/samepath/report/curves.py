@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from samepath.engine.rundir import RunFolder
 from samepath.report.sheet import clip, save_figure, title_size
+from samepath.report.study_words import time_unit
 
 _COLOURS = ("#9ecae1", "#08519c", "#fec44f", "#000000")
 
@@ -58,8 +59,7 @@ def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
     by_epoch, by_time = figure.subplots(1, 2, sharey=True)
     found = {label: _epochs_of(folder) for label, folder in runs.items()}
     longest = max((line["time"] for lines in found.values() for line in lines), default=0.0)
-    unit, seconds = ("hours", 3600.0) if longest > 7200.0 else ("minutes", 60.0)
-    unit, seconds = (unit, seconds) if longest > 120.0 else ("seconds", 1.0)
+    unit, seconds = time_unit(longest)
     widths = np.geomspace(8.0, 1.6, len(runs)) if len(runs) > 1 else np.array([2.0])
     shades = np.linspace(0.32, 1.0, len(runs)) if len(runs) > 1 else np.array([0.85])
     for (label, lines), width, shade in zip(found.items(), widths, shades, strict=True):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from samepath.engine.options import Options, versions
+from samepath.engine.options import Options
 from samepath.engine.train import available_workers
 from samepath.errors import UserError
 from samepath.study.collect import end_of, epochs_of
 from samepath.study.grid import Job
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
-from samepath.study.results import FORMAT, Epoch, GridRun, GridStudy
+from samepath.study.results import Epoch, GridRun, GridStudy
 from samepath.study.runner import Watcher, run_jobs
 
 METRIC = "accuracy"
@@ -56,14 +56,7 @@ def batch_study(
     runs = tuple(_run(opened, size, rate, seed, job) for (size, rate, seed), job in jobs.items())
     judged = any(METRIC in epoch.metrics for run in runs for epoch in run.curve)
     return GridStudy(
-        format=FORMAT,
-        command=request.command,
-        versions=versions(),
-        recipe=opened.found.name,
-        num_examples=options.num_examples,
-        num_valid=opened.num_valid,
-        grain_size=options.grain_size,
-        optimizer=opened.optimizer,
+        **opened.heading(request),
         batch_sizes=tuple(batch_sizes),
         learning_rates=rates,
         seeds=seeds,

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from samepath.data import as_source
 from samepath.engine.checkpoint import write_atomically
-from samepath.engine.options import Asked, Options, refuse_recipe, resolve
+from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
 from samepath.engine.rundir import lock_folder
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
+from samepath.study.results import FORMAT
 
 PATIENCE = 10
 FRACTION = 0.5
@@ -66,6 +67,19 @@ class Opened:
     optimizer: str
     recipe_rate: float
     num_valid: int
+
+    def heading(self, request: StudyRequest) -> dict[str, Any]:
+        """The fields of `AnyStudy`."""
+        return {
+            "format": FORMAT,
+            "command": request.command,
+            "versions": versions(),
+            "recipe": self.found.name,
+            "num_examples": self.options.num_examples,
+            "num_valid": self.num_valid,
+            "grain_size": self.options.grain_size,
+            "optimizer": self.optimizer,
+        }
 
 
 def look_into(request: StudyRequest) -> Opened:

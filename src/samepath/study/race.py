@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from samepath.engine.checkpoint import write_atomically
 from samepath.engine.course import Course
-from samepath.engine.options import Options, versions
+from samepath.engine.options import Options
 from samepath.engine.train import available_workers
 from samepath.errors import UserError
 from samepath.strategies import find_strategy
@@ -27,7 +27,7 @@ from samepath.study.grid import Entry, Job, race_entries
 from samepath.study.network import HERE, parse_network
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.rates import largest_rate
-from samepath.study.results import FORMAT, ClockFacts, NetworkFacts, Rate, Study, Target, read_clock
+from samepath.study.results import ClockFacts, NetworkFacts, Rate, Study, Target, read_clock
 from samepath.study.runner import Watcher, run_jobs, status_of
 
 Train: TypeAlias = Callable[[Sequence[Job]], None]
@@ -85,15 +85,8 @@ def _race(
     )
     records = [run_record(entry, folder, clock, target.loss) for entry in entries]
     return Study(
-        format=FORMAT,
-        command=request.command,
-        versions=versions(),
-        recipe=opened.found.name,
-        num_examples=options.num_examples,
-        num_valid=opened.num_valid,
+        **opened.heading(request),
         batch_size=options.batch_size,
-        grain_size=options.grain_size,
-        optimizer=opened.optimizer,
         strategies=strategies,
         workers=workers,
         seeds=seeds,

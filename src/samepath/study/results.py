@@ -187,8 +187,8 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
-    """All of a race."""
+class AnyStudy:
+    """What every kind of study begins with."""
 
     format: int
     command: tuple[str, ...]
@@ -196,9 +196,15 @@ class Study:
     recipe: str
     num_examples: int
     num_valid: int
-    batch_size: int
     grain_size: int
     optimizer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(AnyStudy):
+    """All of a race."""
+
+    batch_size: int
     strategies: tuple[str, ...]
     workers: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -232,17 +238,9 @@ class GridRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridStudy:
+class GridStudy(AnyStudy):
     """All of a grid of batch sizes and learning rates (Gahlot et al. 2020, figures 4 and 5)."""
 
-    format: int
-    command: tuple[str, ...]
-    versions: dict[str, str]
-    recipe: str
-    num_examples: int
-    num_valid: int
-    grain_size: int
-    optimizer: str
     batch_sizes: tuple[int, ...]
     learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
