@@ -128,3 +128,22 @@ def test_a_script_of_ones_own(tmp_path: Path) -> None:
     ended = command(tmp_path, "run", "-n", "2", "script.py")
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith("samepath: worker 1 ended with exit code 5")
+
+
+THREADS = """
+import os
+import samepath
+
+session = samepath.start(link="network")
+before = len(os.listdir("/proc/self/task"))
+session.close()
+print(before > 1, len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_a_closed_session_leaves_no_thread(tmp_path: Path) -> None:
+    """gloo's would meet an interpreter that is half gone, and abort the process as it ends."""
+    (tmp_path / "script.py").write_text(THREADS)
+    ended = command(tmp_path, "run", "-n", "2", "script.py")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["True 1", "True 1"]

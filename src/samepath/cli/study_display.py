@@ -42,6 +42,7 @@ class StudyDisplay(Watcher):
                 TextColumn("{task.fields[facts]}"),
                 console=self._console,
                 transient=True,
+                auto_refresh=False,  # its thread and our lines would overwrite each other
             )
             self._all = self._progress.add_task("all runs", total=self._jobs, facts="")
             self._progress.start()
@@ -68,6 +69,7 @@ class StudyDisplay(Watcher):
             completed=self._done,
             facts=f"{self._done} of {self._jobs}{self._time_left()}",
         )
+        self._progress.refresh()
 
     def end(self, job: Job, status: str, epochs: float, loss: float | None) -> None:
         self._done += 1

@@ -123,8 +123,8 @@ class Network(Collective):
             _join("nccl" if device.type == "cuda" else "gloo", place, self._timeout)
         # Chunks come back through a group of their own: they start whenever a worker is ready, so
         # their order against outgoing buckets differs between workers, their own order does not.
-        self.scatter_group = dist.group.WORLD
-        self.gather_group = dist.new_group(timeout=self._timeout)
+        self.scatter_group: dist.ProcessGroup | None = dist.group.WORLD
+        self.gather_group: dist.ProcessGroup | None = dist.new_group(timeout=self._timeout)
         self._travelling: deque[NetworkBucket] = deque()
 
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
@@ -159,6 +159,9 @@ class Network(Collective):
 
     def close(self) -> None:
         if self._owns_group and dist.is_initialized():
+            # A group ends its threads when the last who holds it lets go. Left for the end of the
+            # interpreter, a thread that still has a tensor to free there aborts the process.
+            self.scatter_group = self.gather_group = None
             dist.destroy_process_group()
 
 
