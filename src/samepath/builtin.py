@@ -18,5 +18,23 @@ BUILT_IN: dict[str, tuple[str, str, str]] = {
         "nodules_small",
         "the same, sized for a demo: an epoch takes about two seconds on two cores",
     ),
+    "cifar10": (
+        "samepath.recipes.cifar10",
+        "cifar10",
+        "CIFAR-10 by ResNet-18, as in Gahlot et al. 2020 (`samepath download cifar10`)",
+    ),
+    "cifar10-small": (
+        "samepath.recipes.cifar10",
+        "cifar10_small",
+        "the same with an eighth of the width, for a machine of a few cores",
+    ),
+    **{
+        f"cifar10-resnet{depth}": (
+            "samepath.recipes.cifar10",
+            f"cifar10_resnet{depth}",
+            f"CIFAR-10 by ResNet-{depth}, {millions} million parameters",
+        )
+        for depth, millions in ((34, 21.28), (50, 23.52), (101, 42.51), (152, 58.16))
+    },
 }
 """name -> (module, function, one line)"""

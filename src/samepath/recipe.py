@@ -1,7 +1,7 @@
 """What a user brings, and how it is found.
 
-In: a built-in name, or the path of a Python file with a `recipe()` function, and the path of data
-for it where it takes some. Out: a checked Recipe.
+In: a built-in name, or the path of a Python file with a `recipe()` function, the path of data
+for it where it takes some, and that of a keep-list. Out: a checked Recipe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -25,7 +25,10 @@ from torch import Tensor, nn
 
 from samepath.builtin import BUILT_IN
 from samepath.data import Draws, seed_everything
+from samepath.data.examples import only_rows
 from samepath.data.fingerprint import fingerprint
+from samepath.data.keep_list import read_keep_list
+from samepath.data.keep_match import refuse_other_data
 from samepath.data.sources import Data
 from samepath.errors import UserError
 from samepath.keys import key
@@ -79,6 +82,8 @@ class Recipe:
     patient). Training does not see it; `samepath show` and `generate` do."""
     valid_facts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """The same for the validation examples."""
+    class_names: Sequence[str] = ()
+    """What classes are called, by label; their numbers where not given."""
     keep_weights: Sequence[int] = ()
     """Epochs after which the weights are kept, to be looked at later; 0 is before the first. If any
     are, so are those with the lowest validation loss."""
@@ -124,10 +129,45 @@ class FoundRecipe:
     """The path of the data it was given, absolute."""
     data_identity: str | None = None
     """What a resumed run must match: a fingerprint of that data."""
+    keep: str | None = None
+    """The path of the keep-list, absolute."""
+    keep_identity: str | None = None
+    """What a resumed run must match: a SHA-256 of which examples it keeps."""
 
 
-def find_recipe(name: str, data: str | None = None) -> FoundRecipe:
-    """The recipe with a built-in name, or of a Python file, on its own data or the given."""
+def find_recipe(name: str, data: str | None = None, keep: str | None = None) -> FoundRecipe:
+    """The recipe with a built-in name, or of a Python file, on its own data or the given.
+
+    With a keep-list, its training examples (and facts about them) are those that are kept, numbered
+    anew: as if the others had never been there.
+    """
+    found = _find(name, data)
+    return found if keep is None else _only_kept(found, keep)
+
+
+def _only_kept(found: FoundRecipe, keep: str) -> FoundRecipe:
+    path = Path(keep).resolve()
+    keep_list = read_keep_list(path)
+    recipe = found.recipe
+    refuse_other_data(
+        keep_list,
+        path,
+        recipe=found.name,
+        data=recipe.train,
+        facts=recipe.train_facts,
+        collate=recipe.collate,
+        origin={"identity": found.identity, "data_identity": found.data_identity},
+    )
+    rows = keep_list.rows
+    kept = replace(
+        recipe,
+        train=only_rows(recipe.train, rows),
+        train_facts={name: values[rows] for name, values in recipe.train_facts.items()},
+    )
+    return replace(found, recipe=kept, keep=str(path), keep_identity=keep_list.identity)
+
+
+def _find(name: str, data: str | None) -> FoundRecipe:
     if name in BUILT_IN:
         module_name, function, _ = BUILT_IN[name]
         module = importlib.import_module(module_name)

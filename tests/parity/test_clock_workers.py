@@ -53,9 +53,7 @@ def test_a_step_is_taken_apart(tmp_path: Path) -> None:
     path.write_text(SLEEPY)
     told: list[str] = []
     facts = measure_clock(
-        str(path),
-        None,
-        options=options_of(str(path)),
+        options_of(str(path)),
         steps=[(8, 1), (8, 2), (16, 2), (80, 1)],
         network=PRESETS["100Gb"],
         tell=told.append,
@@ -82,9 +80,7 @@ def test_a_step_is_taken_apart(tmp_path: Path) -> None:
 
 def test_grains_of_batch_norm_stay() -> None:
     facts = measure_clock(
-        "digits",
-        None,
-        options=options_of("digits"),
+        options_of("digits"),
         steps=[(64, 1), (32, 2), (64, 2), (64, 1000)],
         network=PRESETS["1GbE"],
         tell=lambda _: None,

@@ -24,7 +24,7 @@ def test_parameters_and_features(depth: int, millions: float, features: int) -> 
         model = ResNet(depth)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert round(count / 1e6, 2) == millions
-    assert model[-1].in_features == features
+    assert model.get_submodule("classifier").in_features == features
 
 
 @pytest.mark.parametrize("depth", [18, 50])
@@ -34,6 +34,25 @@ def test_scores(depth: int) -> None:
     assert scores.isfinite().all()
 
 
-def test_unknown_depth() -> None:
+@pytest.mark.parametrize(("depth", "factor"), [(18, 1), (152, 4)])
+def test_width(depth: int, factor: int) -> None:
+    """Half the width has a quarter of the parameters, nearly, and half the features."""
+    with torch.device("meta"):
+        whole, half = ResNet(depth), ResNet(depth, width=32)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (whole, half)]
+    assert 3.9 < sizes[0] / sizes[1] < 4.0
+    assert half[-1].in_features == 8 * 32 * factor
+
+
+def test_layers_have_names() -> None:
+    with torch.device("meta"):
+        names = [name for name, _ in ResNet(18).named_children()]
+    blocks = [f"block{number}" for number in range(1, 9)]
+    assert names == ["stem", *blocks, "pool", "flatten", "classifier"]
+
+
+def test_unknown_depth_and_width() -> None:
     with pytest.raises(UserError, match="20"):
         ResNet(20)
+    with pytest.raises(UserError, match="width is 0"):
+        ResNet(18, width=0)

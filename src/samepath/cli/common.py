@@ -29,6 +29,10 @@ data_option = click.option(
     "--data", metavar="PATH", help="Data for a recipe that takes some (a file or folder)."
 )
 
+keep_option = click.option(
+    "--keep", metavar="FILE", help="A keep-list: train on the examples that it keeps."
+)
+
 _SHAPING = (
     click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N."),
     click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once."),

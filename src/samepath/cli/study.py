@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 from click.core import ParameterSource
 
-from samepath.cli.common import data_option, print_json, stdout_kept_for_json
+from samepath.cli.common import data_option, keep_option, print_json, stdout_kept_for_json
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
+    from samepath.report.study_tables import Rows
     from samepath.study.results import GridStudy, Study
 
 _OF_A_RACE = (
@@ -35,6 +36,7 @@ _INSTEAD = {
 @click.command()
 @click.argument("recipe")
 @data_option
+@keep_option
 @click.option(
     "--strategies",
     default="strong,weak,linear,warmup,sqrt",
@@ -85,6 +87,7 @@ _INSTEAD = {
 def study(
     recipe: str,
     data: str | None,
+    keep: str | None,
     strategies: str,
     workers: str,
     target: str | None,
@@ -115,7 +118,7 @@ def study(
     """
     from samepath.cli.study_display import StudyDisplay
     from samepath.engine.launch import Interrupted
-    from samepath.report.study_finish import finish_study
+    from samepath.report.study_finish import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest
     from samepath.study.race import race
@@ -129,6 +132,7 @@ def study(
     request = StudyRequest(
         recipe=recipe,
         data=data,
+        keep=keep,
         strategies=tuple(parse_list("--strategies", strategies)),
         workers=tuple(parse_counts("--workers", workers)),
         target=loss,
@@ -158,7 +162,7 @@ def study(
     if as_json:
         print_json(to_json(found))
     else:
-        _summary(found, page)
+        print_tables(tables_in_short(found), found.verdict, page)
     return 0
 
 
@@ -174,16 +178,15 @@ def refuse_of_a_race() -> None:
             )
 
 
-def _summary(found: Study | GridStudy, page: Path) -> None:
+def print_tables(tables: list[tuple[str, Rows, str]], verdict: str, page: Path) -> None:
+    """Titles, tables and a note below each; then the verdict, and where to see more."""
     from rich.console import Console
 
-    from samepath.report.study_finish import tables_in_short
-
     console = Console()
-    for title, rows, note in tables_in_short(found):
+    for title, rows, note in tables:
         console.print(_table(title, rows))
         console.print(f"{note}\n" if note else "", markup=False, highlight=False)
-    console.print(found.verdict, markup=False, highlight=False)
+    console.print(verdict, markup=False, highlight=False)
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
 
 

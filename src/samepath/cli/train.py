@@ -13,6 +13,7 @@ import click
 
 from samepath.cli.common import (
     data_option,
+    keep_option,
     parse_target,
     parse_workers,
     print_json,
@@ -36,6 +37,7 @@ _SHOWN = (
 @click.command()
 @click.argument("recipe")
 @data_option
+@keep_option
 @workers_option
 @click.option("--epochs", type=int, metavar="E", help="Where the run ends, also when resumed.")
 @click.option("--steps", type=int, metavar="S", help="Where the run ends, counted in steps.")
@@ -49,6 +51,7 @@ _SHOWN = (
     help="off: each worker computes its share at once; the same path up to rounding.",
 )
 @click.option("--learning-rate", type=float, metavar="R", help="In place of the recipe's.")
+@click.option("--weight-decay", type=float, metavar="D", help="In place of the recipe's.")
 @click.option(
     "--strategy",
     metavar="NAME",
@@ -68,6 +71,7 @@ _SHOWN = (
 def train(
     recipe: str,
     data: str | None,
+    keep: str | None,
     num_workers: str,
     target: str | None,
     exact: str | None,
@@ -90,6 +94,7 @@ def train(
       samepath train my_recipe.py -n 4 --epochs 20 --out runs/a
       samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
       samepath train nodules --data my_volumes.npz
+      samepath train cifar10 --keep curated/keep.csv
       samepath train nodules --strategy warmup:epochs=10 --as-workers 8
       samepath train nodules --strategy asynchronous:bound=4 -n 4
     """
@@ -102,6 +107,7 @@ def train(
     request = Request(
         recipe=recipe,
         data=data,
+        keep=keep,
         num_workers=parse_workers(num_workers),
         asked=Asked(
             **asked,

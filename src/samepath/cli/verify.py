@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samepath.cli.common import data_option, shaping_options
+from samepath.cli.common import data_option, keep_option, shaping_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("recipe")
 @data_option
+@keep_option
 @click.option(
     "-n",
     "counts",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 def verify(
     recipe: str,
     data: str | None,
+    keep: str | None,
     counts: str | None,
     as_json: bool,
     **asked: Any,
@@ -61,6 +63,7 @@ def verify(
     request = VerifyRequest(
         recipe=recipe,
         data=data,
+        keep=keep,
         counts=None if counts is None else parse_counts(counts),
         asked=Asked(**asked, exact=None),
         tell=lambda text: click.echo(text, err=True),

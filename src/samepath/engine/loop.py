@@ -16,7 +16,7 @@ from samepath.data import Source, seed_everything
 from samepath.engine.checkpoint import list_checkpoints, load_newest
 from samepath.engine.course import Course
 from samepath.engine.measure import measure
-from samepath.engine.optimizers import replaced, with_rate
+from samepath.engine.optimizers import replaced, with_decay, with_rate
 from samepath.engine.options import Options
 from samepath.engine.progress import Display, Progress, RunResult, Silent
 from samepath.engine.rundir import RunFolder
@@ -41,6 +41,8 @@ def make_trainer(recipe: Recipe, options: Options, session: Session) -> Trainer:
     optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
     if options.learning_rate is not None:
         with_rate(optimizer, options.learning_rate)
+    if options.weight_decay is not None:
+        with_decay(optimizer, options.weight_decay)
     course = Course(options)
     if course.optimizer is not None:
         optimizer = replaced(optimizer, course.optimizer)

@@ -1,4 +1,4 @@
-"""The recipe's optimizer, at another rate or replaced by a strategy's own.
+"""The recipe's optimizer, at another rate or decay, or replaced by a strategy's own.
 
 In: the optimizer the recipe made. Out: one over the same groups of parameters. LARS and LAMB are
 pytorch-optimizer's; momentum, betas and weight decay are the recipe's where it has them.
@@ -26,6 +26,17 @@ def with_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     first["lr"] = learning_rate
     for group in others:
         group["lr"] = learning_rate * (float(group["lr"]) / before)
+
+
+def with_decay(optimizer: torch.optim.Optimizer, weight_decay: float) -> None:
+    """Give this weight decay to every group that has one; to all, where none has."""
+    groups = optimizer.param_groups
+    if not all("weight_decay" in group for group in groups):
+        raise UserError(
+            f"{type(optimizer).__name__} has no weight decay to be set; leave --weight-decay out"
+        )
+    for group in [group for group in groups if group["weight_decay"]] or groups:
+        group["weight_decay"] = weight_decay
 
 
 def replaced(optimizer: torch.optim.Optimizer, other: OtherOptimizer) -> torch.optim.Optimizer:

@@ -16,16 +16,17 @@ from typing import Any, Literal
 import torch
 
 from samepath.data import Source, as_source, seed_everything
+from samepath.engine.optimizers import with_decay
 from samepath.engine.refuse import refuse_unsupported
 from samepath.engine.session import too_many_workers
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Plan
-from samepath.recipe import FoundRecipe, Recipe, where
+from samepath.recipe import FoundRecipe, Recipe, find_recipe, where
 from samepath.strategies import find_strategy
 
 _MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
-_MAY_MOVE = ("recipe", "data", "strategy")
+_MAY_MOVE = ("recipe", "data", "keep", "strategy")
 """Paths: what is there is recognised by its content."""
 
 
@@ -69,6 +70,12 @@ class Options:
     """The run ends when its validation loss has not moved for so many epochs."""
     server: bool = False
     """Updates go through a parameter server, which applies each gradient as it comes."""
+    keep: str | None = None
+    """The path of the keep-list; None where all examples are trained on."""
+    keep_identity: str | None = None
+    """The SHA-256 of which examples it keeps."""
+    weight_decay: float | None = None
+    """In place of the recipe's (of its groups that have one)."""
 
     @property
     def plan(self) -> Plan:
@@ -95,6 +102,7 @@ class Asked:
     exact: bool | None = None
     loader_workers: int | None = None
     learning_rate: float | None = None
+    weight_decay: float | None = None
     strategy: str | None = None
     virtual_workers: int | None = None
     patience: int | None = None
@@ -109,6 +117,10 @@ class Asked:
             if name == "learning_rate":
                 if not 0 < value < float("inf"):
                     raise UserError(f"--learning-rate {value}: it must be above 0")
+                continue
+            if name == "weight_decay":
+                if not 0 <= value < float("inf"):
+                    raise UserError(f"--weight-decay {value}: it must be at least 0")
                 continue
             least = 0 if name in ("seed", "loader_workers", "exact", "steps") else 1
             if value < least:
@@ -128,6 +140,8 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         identity=found.identity,
         data=found.data,
         data_identity=found.data_identity,
+        keep=found.keep,
+        keep_identity=found.keep_identity,
         batch_size=recipe.batch_size,
         grain_size=recipe.grain_size,
         seed=0,
@@ -185,6 +199,14 @@ def _default(name: str) -> Any:
     return None if value is MISSING else value
 
 
+def recipe_of(options: Options) -> FoundRecipe:
+    """The recipe of a run, found again (in another process, say): its data, its keep-list."""
+    found = find_recipe(options.recipe, options.data, options.keep)
+    if found.keep_identity != options.keep_identity:
+        raise UserError(f"{options.keep} has changed since the run began; put it back as it was")
+    return found
+
+
 def training_source(recipe: Recipe) -> Source:
     """The recipe's training data, for its length."""
     return as_source(recipe.train, seed=0, collate=recipe.collate)
@@ -217,6 +239,8 @@ def refuse_recipe(
         raise UserError(
             f"optimizer() returned {type(optimizer).__name__}; return a torch.optim.Optimizer"
         )
+    if options.weight_decay is not None:
+        with_decay(optimizer, options.weight_decay)
     refuse_unsupported(model, optimizer)
     schedule = None
     if recipe.schedule is not None:

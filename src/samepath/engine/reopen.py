@@ -1,8 +1,8 @@
 """A run opened again, to look at what it learned.
 
-In: a run's folder. Out: its recipe, on the data it was trained with, and its model as it is now or
-was after an epoch whose weights were kept. Guaranteed: a recipe that has changed since is refused;
-nothing in the folder is changed.
+In: a run's folder. Out: its recipe, on the examples it was trained with, and its model as it is now
+or was after an epoch whose weights were kept. Guaranteed: a recipe, data or a keep-list that has
+changed since is refused; nothing in the folder is changed.
 """
 
 from __future__ import annotations
@@ -75,11 +75,15 @@ def reopen(path: Path) -> ReopenedRun:
     folder = RunFolder(path)
     record = folder.read()
     config = record["config"]
-    found = find_recipe(config["recipe"], config.get("data"))
-    for name, here in (("identity", found.identity), ("data_identity", found.data_identity)):
+    found = find_recipe(config["recipe"], config.get("data"), config.get("keep"))
+    for what, name, here in (
+        ("recipe", "identity", found.identity),
+        ("data", "data_identity", found.data_identity),
+        ("keep", "keep_identity", found.keep_identity),
+    ):
         if config.get(name) != here:
-            what = f"recipe {config['recipe']}" if name == "identity" else f"data {config['data']}"
             raise UserError(
-                f"the {what} has changed since the run {path}; put it back as it was to look at it"
+                f"the {'keep-list' if what == 'keep' else what} {config[what]} has changed since "
+                f"the run {path}; put it back as it was to look at it"
             )
     return ReopenedRun(folder, record, found.recipe)

@@ -24,14 +24,13 @@ from torch import Tensor, nn
 from samepath.engine import checkpoint
 from samepath.engine.launch import Interrupted
 from samepath.engine.loop import Run
-from samepath.engine.options import Options
+from samepath.engine.options import Options, recipe_of
 from samepath.engine.progress import Display, RunResult, Silent
 from samepath.engine.session import start
 from samepath.engine.settings import StepResult
 from samepath.engine.state import bytes_of, state_of
 from samepath.engine.train import stop_signals
 from samepath.engine.trainer import Trainer
-from samepath.recipe import find_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ class Trace:
 def record(job: Job) -> None:
     """One worker's whole life."""
     options = job.options
-    recipe = find_recipe(options.recipe, options.data).recipe
+    recipe = recipe_of(options).recipe
     with start(seed=options.seed, threads=options.threads) as session, stop_signals() as asked:
         display: Display = Silent()
         if job.display is not None and session.is_first:

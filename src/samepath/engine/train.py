@@ -22,7 +22,7 @@ from samepath.engine.course import Course
 from samepath.engine.environment import read_place
 from samepath.engine.launch import Interrupted, launch
 from samepath.engine.loop import Run
-from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
+from samepath.engine.options import Asked, Options, recipe_of, refuse_recipe, resolve, versions
 from samepath.engine.progress import Display, RunResult
 from samepath.engine.rundir import RunFolder, next_free
 from samepath.engine.server import ServerSession
@@ -41,6 +41,8 @@ class Request:
     recipe: str
     data: str | None = None
     """Data for a recipe that takes some."""
+    keep: str | None = None
+    """A keep-list: the examples to train on."""
     num_workers: int | Literal["auto"] = "auto"
     asked: Asked = field(default_factory=Asked)
     out: Path | None = None
@@ -61,7 +63,7 @@ def available_workers() -> int:
 
 def train(request: Request) -> tuple[RunResult, Path]:
     """Run a request; the result and the run's folder."""
-    found = find_recipe(request.recipe, _data_of(request))
+    found = find_recipe(request.recipe, *_files_of(request))
     place = read_place(os.environ)
     if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
         request = replace(request, num_workers=_given_workers(request, place.num_workers))
@@ -79,12 +81,12 @@ def train(request: Request) -> tuple[RunResult, Path]:
         folder.unlock()
 
 
-def _data_of(request: Request) -> str | None:
-    """The data that was named, or, on resume, that the run had."""
-    if request.data is None and request.resume and request.out is not None:
-        data: str | None = RunFolder(request.out).read()["config"].get("data")
-        return data
-    return request.data
+def _files_of(request: Request) -> tuple[str | None, str | None]:
+    """The data and the keep-list that were named, or, on resume, that the run had."""
+    before: dict[str, Any] = {}
+    if request.resume and request.out is not None:
+        before = RunFolder(request.out).read()["config"]
+    return request.data or before.get("data"), request.keep or before.get("keep")
 
 
 def _launch(request: Request, options: Options, folder: RunFolder) -> RunResult:
@@ -170,7 +172,7 @@ def _work(
     request: Request, options: Options, path: Path, found: FoundRecipe | None = None
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
-    found = found or find_recipe(options.recipe, options.data)
+    found = found or recipe_of(options)
     if options.server and read_place(os.environ).worker != 0:
         with stop_signals():  # the server says when to stop
             return work(found.recipe, options)

@@ -46,6 +46,8 @@ class VerifyRequest:
     recipe: str
     data: str | None = None
     """Data for a recipe that takes some."""
+    keep: str | None = None
+    """A keep-list: the examples to train on."""
     counts: Sequence[int] | None = None
     """Worker counts; the first is what the others are compared with."""
     asked: Asked = field(default_factory=lambda: Asked(steps=20))
@@ -136,7 +138,7 @@ def _prepare(request: VerifyRequest) -> tuple[FoundRecipe, Options, list[int]]:
         )
     if (request.asked.steps or 0) < 1:
         raise UserError(f"--steps {request.asked.steps}: at least one step is needed to compare")
-    found = find_recipe(request.recipe, request.data)
+    found = find_recipe(request.recipe, request.data, request.keep)
     options = resolve(found, request.asked)
     most = options.plan.num_grains
     counts = list(request.counts or (count for count in COUNTS if count <= most))

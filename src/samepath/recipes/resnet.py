@@ -2,10 +2,13 @@
 
 In: images (B, 3, 32, 32). Out: scores (B, classes). The stem is one 3 x 3 convolution without
 pooling; depth 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks). At 10 classes and width 64 they
-have 11.17, 21.28, 23.52, 42.51 and 58.16 million parameters.
+have 11.17, 21.28, 23.52, 42.51 and 58.16 million parameters, and the last layer is given 512 or
+2048 features. Layers are named stem, block1, block2, ..., pool, flatten, classifier.
 """
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,23 +57,24 @@ class ResNet(nn.Sequential):
     def __init__(self, depth: int = 18, *, num_classes: int = 10, width: int = 64) -> None:
         if depth not in _BLOCKS:
             raise UserError(f"depth is {depth}; ResNets have a depth of {sorted(_BLOCKS)}")
+        if width < 1:
+            raise UserError(f"width is {width}; it must be at least 1 (64 is the published one)")
         bottleneck = depth >= 50
-        stem: list[nn.Module] = [
-            nn.Conv2d(3, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-        ]
-        blocks: list[nn.Module] = []
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            stem=nn.Sequential(
+                nn.Conv2d(3, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            )
+        )
         inputs = width
         for stage, count in enumerate(_BLOCKS[depth]):
             for number in range(count):
                 stride = 2 if stage and not number else 1
-                blocks.append(Block(inputs, width << stage, stride, bottleneck=bottleneck))
+                block = Block(inputs, width << stage, stride, bottleneck=bottleneck)
+                layers[f"block{len(layers)}"] = block
                 inputs = (width << stage) * (4 if bottleneck else 1)
-        super().__init__(
-            nn.Sequential(*stem),
-            *blocks,
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(inputs, num_classes),
-        )
+        layers["pool"] = nn.AdaptiveAvgPool2d(1)
+        layers["flatten"] = nn.Flatten()
+        layers["classifier"] = nn.Linear(inputs, num_classes)
+        super().__init__(layers)

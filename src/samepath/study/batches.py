@@ -12,10 +12,10 @@ from dataclasses import replace
 from samepath.engine.options import Options
 from samepath.engine.train import available_workers
 from samepath.errors import UserError
-from samepath.study.collect import end_of, epochs_of
+from samepath.study.collect import curve_of, end_of
 from samepath.study.grid import Job
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
-from samepath.study.results import Epoch, GridRun, GridStudy
+from samepath.study.results import GridRun, GridStudy
 from samepath.study.runner import Watcher, run_jobs
 
 METRIC = "accuracy"
@@ -31,12 +31,7 @@ def batch_study(
     """Train the grid to its end. Without rates, the recipe's."""
     opened = look_into(request)
     options = opened.options
-    too_large = [size for size in batch_sizes if size > options.num_examples]
-    if too_large:
-        raise UserError(
-            f"--batch-sizes {too_large[0]} is larger than the data ({options.num_examples} "
-            "examples); leave it out"
-        )
+    refuse_batches(batch_sizes, options.num_examples)
     rates = tuple(learning_rates) or (opened.recipe_rate,)
     seeds = tuple(range(request.seeds))
     jobs = {
@@ -67,6 +62,15 @@ def batch_study(
     )
 
 
+def refuse_batches(batch_sizes: Sequence[int], num_examples: int) -> None:
+    too_large = [size for size in batch_sizes if size > num_examples]
+    if too_large:
+        raise UserError(
+            f"--batch-sizes {too_large[0]} is larger than the data ({num_examples} examples); "
+            "leave it out"
+        )
+
+
 def _job(options: Options, batch_size: int, rate: float, seed: int) -> Job:
     own = replace(
         options,
@@ -85,10 +89,6 @@ def _job(options: Options, batch_size: int, rate: float, seed: int) -> Job:
 
 def _run(opened: Opened, batch_size: int, rate: float, seed: int, job: Job) -> GridRun:
     ended, why = end_of(opened.folder, job)
-    curve = [
-        Epoch(**{name: epoch[name] for name in Epoch.__dataclass_fields__})
-        for epoch in epochs_of(opened.folder, job, opened.options.num_examples)
-    ]
     return GridRun(
         batch_size=batch_size,
         learning_rate=rate,
@@ -96,5 +96,5 @@ def _run(opened: Opened, batch_size: int, rate: float, seed: int, job: Job) -> G
         folder=job.folder,
         ended=ended,
         why=why,
-        curve=tuple(curve),
+        curve=curve_of(opened.folder, job),
     )

@@ -27,10 +27,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from samepath.engine.options import Options
+from samepath.engine.options import Options, recipe_of
 from samepath.engine.train import available_workers
 from samepath.plan import assign
-from samepath.recipe import find_recipe
 from samepath.study.network import measure_network, reduction_seconds, transfer_seconds
 from samepath.study.results import ClockFacts, How, NetworkFacts, Prediction
 from samepath.study.timing import TURNS, Kind, fit_steps, time_steps
@@ -179,10 +178,8 @@ GRAINS, FEW_GRAINS = (1, 2, 4, 8), (1, 4)
 
 
 def measure_clock(
-    recipe: str,
-    data: str | None,
-    *,
     options: Options,
+    *,
     steps: Sequence[tuple[int, int]],
     network: NetworkFacts | Literal["here"],
     tell: Callable[[str], None],
@@ -191,7 +188,7 @@ def measure_clock(
 
     Steps that do not fit here (more workers than there are cores or GPUs, or grains; a batch larger
     than the data) are left to the model."""
-    model = find_recipe(recipe, data).recipe.model()
+    model = recipe_of(options).recipe.model()
     fixed = normalises_over_grains(model)
     grain, examples = options.grain_size, options.num_examples
     grain_kinds = [
@@ -213,7 +210,7 @@ def measure_clock(
     busy = 0.0
     for _ in range(PASSES):
         for workers, kinds in sorted(wanted.items()):
-            tell(f"timing {recipe} on {workers} {'worker' if workers == 1 else 'workers'}")
+            tell(f"timing {options.recipe} on {workers} {'worker' if workers == 1 else 'workers'}")
             taken, others = time_steps(
                 options,
                 {kind: seconds / turns for kind, seconds in kinds.items()},

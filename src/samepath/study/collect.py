@@ -191,3 +191,11 @@ def _cell(records: Sequence[RunRecord], sequential: dict[int, float | None]) -> 
 
 def interval(values: Sequence[float]) -> Interval:
     return Interval(median=statistics.median(values), low=min(values), high=max(values))
+
+
+def curve_of(study: Path, job: Job) -> tuple[Epoch, ...]:
+    """A run's epochs, with the time each took in the study."""
+    return tuple(
+        Epoch(**{name: epoch[name] for name in Epoch.__dataclass_fields__})
+        for epoch in epochs_of(study, job, job.options.num_examples)
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ class StudyRequest:
 
     recipe: str
     data: str | None = None
+    keep: str | None = None
+    """A keep-list: the examples to train on."""
     strategies: tuple[str, ...] = ("strong", "weak", "linear", "warmup", "sqrt")
     workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     target: float | Literal["auto"] | None = None
@@ -66,6 +68,8 @@ class Opened:
     options: Options
     optimizer: str
     recipe_rate: float
+    recipe_decay: float
+    """The largest weight decay of its groups; 0 where it has none."""
     num_valid: int
 
     def heading(self, request: StudyRequest) -> dict[str, Any]:
@@ -84,7 +88,7 @@ class Opened:
 
 def look_into(request: StudyRequest) -> Opened:
     """Check what was asked; nothing is written."""
-    found = find_recipe(request.recipe, request.data)
+    found = find_recipe(request.recipe, request.data, request.keep)
     recipe = found.recipe
     if recipe.valid is None:
         raise UserError(f"recipe {found.name!r} has no validation data; a study races to its loss")
@@ -105,22 +109,27 @@ def look_into(request: StudyRequest) -> Opened:
         options=options,
         optimizer=type(optimizer).__name__,
         recipe_rate=float(optimizer.param_groups[0]["lr"]),
+        recipe_decay=max(float(group.get("weight_decay", 0)) for group in optimizer.param_groups),
         num_valid=len(as_source(recipe.valid, seed=0)),
     )
 
 
 @contextmanager
-def entered(opened: Opened, request: StudyRequest, kind: str) -> Iterator[None]:
+def entered(
+    opened: Opened, request: StudyRequest, kind: str, also: Mapping[str, Any] | None = None
+) -> Iterator[None]:
     """Make the study's folder, or see that it is of the same study; keep others out of it."""
     options = opened.options
     settings = {  # what must be the same when a study goes on
         "kind": kind,
         "recipe": options.identity,
         "data": options.data_identity,
+        "keep": options.keep_identity,
         "batch_size": options.batch_size if kind == "race" else None,
         "grain_size": options.grain_size,
         "learning_rate": request.learning_rate,
         "patience": options.patience,
+        **(also or {}),
     }
     folder, file = opened.folder, opened.folder / SETTINGS
     if folder.exists() and not folder.is_dir():

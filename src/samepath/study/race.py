@@ -122,9 +122,7 @@ def _clock(
             facts = read_clock(content["facts"])
             return replace(facts, network=facts.local if network == HERE else network)
     facts = measure_clock(
-        opened.options.recipe,
-        opened.options.data,
-        options=opened.options,
+        opened.options,
         steps=sorted(steps),
         network=network,
         tell=watcher.note,

@@ -259,31 +259,31 @@ def to_json(study: Study | GridStudy) -> dict[str, Any]:
 
 def from_json(content: Mapping[str, Any]) -> Study | GridStudy:
     rest = {name: value for name, value in content.items() if name != "kind"}
-    return _read(Study if content["kind"] == "race" else GridStudy, rest)  # type: ignore[no-any-return]
+    return read_as(Study if content["kind"] == "race" else GridStudy, rest)  # type: ignore[no-any-return]
 
 
 def read_clock(content: Mapping[str, Any]) -> ClockFacts:
     """From what `asdict` made of it."""
-    facts: ClockFacts = _read(ClockFacts, content)
+    facts: ClockFacts = read_as(ClockFacts, content)
     return facts
 
 
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def _read(kind: Any, value: Any) -> Any:
+def read_as(kind: Any, value: Any) -> Any:
     """A value of JSON as the type a field is annotated with."""
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
-        return kind(**{f.name: _read(hints[f.name], value[f.name]) for f in fields(kind)})
+        return kind(**{f.name: read_as(hints[f.name], value[f.name]) for f in fields(kind)})
     arguments = [a for a in get_args(kind) if a is not type(None)]
     if isinstance(value, list):
-        return tuple(_read(arguments[0], item) for item in value)
+        return tuple(read_as(arguments[0], item) for item in value)
     if isinstance(value, dict):
         inner = kind if getattr(kind, "__origin__", None) is dict else arguments[0]
         if is_dataclass(inner):
-            return _read(inner, value)
-        return {name: _read(get_args(inner)[1], item) for name, item in value.items()}
+            return read_as(inner, value)
+        return {name: read_as(get_args(inner)[1], item) for name, item in value.items()}
     if isinstance(value, str) and float in (kind, *arguments):
         return _WORDS.get(value, value)
     return value

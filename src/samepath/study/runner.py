@@ -189,6 +189,7 @@ def request_for(job: Job, folder: Path, workers: int, command: tuple[str, ...]) 
     return Request(
         recipe=options.recipe,
         data=options.data,
+        keep=options.keep,
         num_workers=workers,
         asked=Asked(
             epochs=options.epochs,
@@ -199,6 +200,7 @@ def request_for(job: Job, folder: Path, workers: int, command: tuple[str, ...]) 
             threads=options.threads,
             loader_workers=options.loader_workers,
             learning_rate=options.learning_rate,
+            weight_decay=options.weight_decay,
             strategy=options.strategy,
             virtual_workers=options.virtual_workers,
             patience=options.patience,

@@ -26,9 +26,9 @@ import numpy as np
 from samepath.engine.collective import Collective
 from samepath.engine.launch import launch
 from samepath.engine.loop import make_trainer
-from samepath.engine.options import Options
+from samepath.engine.options import Options, recipe_of
 from samepath.engine.session import Session, start
-from samepath.recipe import Recipe, find_recipe
+from samepath.recipe import Recipe
 
 WARM_UP = 2
 """Steps dropped at the start of each turn: memory, kernels and optimizer state are set up."""
@@ -73,7 +73,7 @@ def time_steps(
 
 def _work(job: Job) -> None:
     """One worker's part."""
-    recipe = find_recipe(job.options.recipe, job.options.data).recipe
+    recipe = recipe_of(job.options).recipe
     times: dict[Kind, list[float]] = {kind: [] for kind in job.kinds}
     with start(seed=job.options.seed, threads=job.options.threads) as session:
         watch = _Watch()

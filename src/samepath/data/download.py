@@ -1,0 +1,260 @@
+"""Archives from the network: fetched, checked, unpacked.
+
+In: an `Archive` (address, size, MD5) and a folder. Out: the archive's folder in it. Guaranteed: the
+folder is there complete or not at all; what does not have the published size and MD5 is removed; a
+download that was cut goes on where it stopped, in this call or the next; unpacking writes regular
+files inside the folder and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, TypeVar
+from urllib.parse import urlsplit
+
+from samepath.errors import SamepathError, UserError
+
+Progress = Callable[[int, int], None]
+"""progress(bytes that are there, bytes in all)"""
+Answer = TypeVar("Answer")
+
+_CHUNK = 1 << 18
+_MOST_MEMBERS = 1000
+_PASSING = {408, 429, 500, 502, 503, 504}
+"""Answers of a server that may be better in a while."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A .tar.gz of one folder."""
+
+    url: str
+    num_bytes: int
+    md5: str
+    folder: str
+    """What is in it."""
+    files: tuple[str, ...]
+    """What is in that folder, at the least."""
+    most_unpacked: int = 1 << 30
+    """Bytes that its files may have in all."""
+
+
+ARCHIVES = {
+    "cifar10": Archive(
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        num_bytes=170_052_171,
+        md5="c32a1d4ab5d03f1284b67883e8d87530",
+        folder="cifar-10-batches-bin",
+        files=(*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"),
+    )
+}
+
+
+class DownloadFailed(SamepathError):
+    """The network or the server did not give what was asked for."""
+
+
+class _Cut(Exception):
+    """The connection ended; another attempt may go on."""
+
+
+def download(
+    archive: Archive,
+    to: Path,
+    progress: Progress = lambda done, total: None,
+    *,
+    attempts: int = 4,
+    wait_seconds: float = 0.5,
+    timeout_seconds: float = 30.0,
+) -> Path:
+    """Fetch, check and unpack; the folder. One that is there already is left as it is.
+
+    So many attempts in a row without a new byte end it. The first wait between two is
+    `wait_seconds`, each later one twice as long.
+    """
+    if urlsplit(archive.url).scheme not in ("http", "https"):
+        raise UserError(
+            f"--url {archive.url}: give an address that begins with https:// or http://"
+        )
+    folder = to / archive.folder
+    if folder.is_dir():
+        _refuse_part(archive, folder)
+        return folder
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        with _opened_alone(to / f"{archive.folder}.tar.gz.part") as file:
+            _fetch(archive, file, progress, attempts, wait_seconds, timeout_seconds)
+            _check(archive, file)
+            _unpack(archive, file, folder)
+            Path(file.name).unlink()
+    except OSError as error:
+        raise UserError(
+            f"{to} cannot be written to ({error.strerror or error}); give another folder: --to DIR"
+        ) from error
+    return folder
+
+
+def _refuse_part(archive: Archive, folder: Path) -> None:
+    missing = [name for name in archive.files if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{folder} is there already, without {', '.join(missing)}; give another folder "
+            "(--to DIR), or move this one away"
+        )
+
+
+@contextmanager
+def _opened_alone(path: Path) -> Iterator[IO[bytes]]:
+    """A file to go on writing, by one process at a time."""
+    with path.open("a+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path} is being downloaded by another process; wait for it") from None
+        yield file
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _fetch(
+    archive: Archive,
+    file: IO[bytes],
+    progress: Progress,
+    attempts: int,
+    wait_seconds: float,
+    timeout_seconds: float,
+) -> None:
+    """Ask until as many bytes are there as there should be."""
+    most, failed = _size(file), 0
+    while _size(file) < archive.num_bytes:
+        try:
+            _receive(archive, file, progress, timeout_seconds)
+            why = f"the connection ended after {_size(file):,} of {archive.num_bytes:,} bytes"
+        except _Cut as error:
+            why = str(error)
+        failed = 0 if _size(file) > most else failed + 1
+        most = max(most, _size(file))
+        if failed == attempts:
+            raise DownloadFailed(
+                f"{archive.url}: {why}; try again later (what is there is kept), or fetch and "
+                f"unpack it elsewhere and give the folder with --data"
+            )
+        if failed:
+            time.sleep(wait_seconds * 2 ** (failed - 1))
+
+
+def _receive(archive: Archive, file: IO[bytes], progress: Progress, timeout_seconds: float) -> None:
+    """Append what the server sends, from where the file ends."""
+    start = _size(file)
+    request = urllib.request.Request(archive.url)
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    with _ask(archive, lambda: urllib.request.urlopen(request, timeout=timeout_seconds)) as answer:
+        # "bytes 100-199/200", or, of a server that does not know ranges, the whole file
+        begin, _, announced = answer.headers.get("Content-Range", "").partition("/")
+        if not begin.startswith(f"bytes {start}-"):
+            file.truncate(0)
+            announced = answer.headers.get("Content-Length", "")
+        if announced.isdecimal() and int(announced) != archive.num_bytes:
+            raise DownloadFailed(
+                f"{archive.url} is a file of {int(announced):,} bytes, not of "
+                f"{archive.num_bytes:,}: another file; give the address of a mirror with --url"
+            )
+        while _size(file) <= archive.num_bytes and (chunk := _ask(archive, answer.read1, _CHUNK)):
+            file.write(chunk)
+            progress(_size(file), archive.num_bytes)
+
+
+def _ask(archive: Archive, action: Callable[..., Answer], *arguments: Any) -> Answer:
+    """What the network gives, or in plain words why it does not."""
+    try:
+        return action(*arguments)
+    except urllib.error.HTTPError as error:
+        error.close()
+        answer = f"the server answers {error.code} {error.reason}"
+        if error.code in _PASSING:
+            raise _Cut(answer) from error
+        raise DownloadFailed(
+            f"{archive.url}: {answer}; give the address of a mirror with --url"
+        ) from error
+    except urllib.error.URLError as error:
+        raise _Cut(f"no connection ({error.reason})") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _Cut(f"the connection was cut ({error or type(error).__name__})") from error
+
+
+def _check(archive: Archive, file: IO[bytes]) -> None:
+    """Size and MD5 are those published, or the file is emptied."""
+    file.seek(0)
+    digest = hashlib.md5(usedforsecurity=False)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    size = _size(file)
+    if (size, digest.hexdigest()) != (archive.num_bytes, archive.md5):
+        file.truncate(0)
+        Path(file.name).unlink()
+        raise DownloadFailed(
+            f"{archive.url} came as {size:,} bytes with the MD5 {digest.hexdigest()}, not "
+            f"{archive.num_bytes:,} with {archive.md5}; it was removed: try again, or another --url"
+        )
+
+
+def _unpack(archive: Archive, file: IO[bytes], folder: Path) -> None:
+    """Unpack beside the folder, then rename."""
+    file.seek(0)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as aside:
+        try:
+            with tarfile.open(fileobj=file, mode="r:gz") as packed:
+                for member, path in _checked_members(archive, packed):
+                    place = Path(aside, *path.parts)
+                    if member.isdir():
+                        place.mkdir(parents=True, exist_ok=True)
+                        continue
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    content = packed.extractfile(member)
+                    assert content is not None, "it is a regular file"
+                    with content, place.open("xb") as unpacked:
+                        shutil.copyfileobj(content, unpacked, _CHUNK)
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise DownloadFailed(
+                f"{archive.url} is no .tar.gz that can be read: {error}"
+            ) from error
+        Path(aside, archive.folder).rename(folder)
+
+
+def _checked_members(
+    archive: Archive, packed: tarfile.TarFile
+) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath]]:
+    """Files and folders, as long as they are what may be unpacked."""
+    num_bytes = 0
+    for number, member in enumerate(packed):
+        path = PurePosixPath(member.name)
+        inside = path.parts[:1] == (archive.folder,) and ".." not in path.parts
+        if not inside or not (member.isdir() or member.isreg()):
+            raise DownloadFailed(
+                f"{archive.url} holds {member.name!r}, which is not a file in {archive.folder}/; "
+                "nothing was unpacked"
+            )
+        num_bytes += member.size
+        if num_bytes > archive.most_unpacked or number >= _MOST_MEMBERS:
+            raise DownloadFailed(
+                f"{archive.url} holds more than {archive.most_unpacked:,} bytes or "
+                f"{_MOST_MEMBERS} files; nothing was unpacked"
+            )
+        yield member, path

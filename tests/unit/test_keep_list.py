@@ -1,0 +1,442 @@
+"""Keep-lists: read back as written, refused for other data, and the examples they leave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from samepath.data import GrainRequest, Source, as_source
+from samepath.data.examples import only_rows
+from samepath.data.keep_list import (
+    KeepList,
+    examples_identity,
+    labels_of,
+    read_keep_list,
+    write_keep_list,
+)
+from samepath.engine.options import Asked, Options, recipe_of, resolve
+from samepath.engine.reopen import reopen
+from samepath.engine.train import Request, train
+from samepath.errors import UserError
+from samepath.recipe import FoundRecipe, find_recipe
+
+TINY = str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py")
+NUM_EXAMPLES = 44
+HEADER = "index,label,x,y,cluster,kept,reason\n"
+
+
+def tiny_labels() -> NDArray[np.int64]:
+    recipe = find_recipe(TINY).recipe
+    labels = labels_of(recipe.train, recipe.train_facts)
+    assert labels is not None
+    return labels
+
+
+def keep_list(**changes: Any) -> KeepList:
+    """Keeps 32 examples of the tiny recipe."""
+    numbers = np.arange(NUM_EXAMPLES)
+    kept = (numbers % 3 != 1) | (numbers > 34)
+    made = KeepList(
+        labels=tiny_labels(),
+        positions=np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 2)).astype(np.float32),
+        clusters=np.arange(NUM_EXAMPLES) % 4 - 1,
+        kept=kept,
+        reasons=["" if row else "noise" for row in kept],
+    )
+    return replace(made, **changes)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keep.csv"
+    write_keep_list(path, keep_list())
+    return path
+
+
+# ---- on disk
+
+
+def same(one: KeepList, other: KeepList) -> None:
+    if one.labels is None or other.labels is None:
+        assert one.labels is other.labels
+    else:
+        np.testing.assert_array_equal(one.labels, other.labels)
+    np.testing.assert_array_equal(one.positions.view(np.uint32), other.positions.view(np.uint32))
+    np.testing.assert_array_equal(one.clusters, other.clusters)
+    np.testing.assert_array_equal(one.kept, other.kept)
+    assert list(one.reasons) == list(other.reasons)
+    assert one.notes == other.notes
+
+
+NOTES = ['a "quoted", note', "two\nlines", "", "=1+1", "Grüße"] + [""] * (NUM_EXAMPLES - 5)
+EXTREMES = np.zeros((NUM_EXAMPLES, 2), np.float32)
+EXTREMES[:3] = [[3.4028235e38, -1e-45], [-0.0, 1 / 3], [1e-38, 16777217]]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"labels": None}, {"notes": NOTES}, {"positions": EXTREMES}]
+)
+def test_round_trip(changes: dict[str, Any], tmp_path: Path) -> None:
+    written = keep_list(**changes)
+    write_keep_list(tmp_path / "keep.csv", written)
+    read = read_keep_list(tmp_path / "keep.csv")
+    same(read, written)
+    assert read.positions.dtype == np.float32
+    assert [path.name for path in tmp_path.iterdir()] == ["keep.csv"]
+
+
+def test_the_file_is_as_documented(file: Path) -> None:
+    first, *rows = file.read_text().splitlines()
+    assert first + "\n" == HEADER
+    assert len(rows) == NUM_EXAMPLES
+    assert rows[0].endswith(",-1,1,")
+    assert rows[1].startswith("1,")
+    assert rows[1].endswith(",0,0,noise")
+
+
+def test_is_written_over_only_when_told(file: Path) -> None:
+    before = file.read_bytes()
+    other = keep_list(kept=np.ones(NUM_EXAMPLES, bool), reasons=[""] * NUM_EXAMPLES)
+    with pytest.raises(UserError, match=r"keep\.csv exists"):
+        write_keep_list(file, other)
+    assert file.read_bytes() == before
+    write_keep_list(file, other, overwrite=True)
+    same(read_keep_list(file), other)
+
+
+def test_columns_have_one_row_per_example() -> None:
+    with pytest.raises(ValueError, match="not equal"):
+        keep_list(reasons=["noise"])
+
+
+ROW = "0,1,0.5,-0.5,2,1,\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "names nothing"),
+        (HEADER, "names no examples"),
+        ("index,kept\n0,1\n", "must name the columns index, label, x"),
+        (HEADER + "0,1,0.5\n", "line 2: not 7 values"),
+        (HEADER + ROW + ROW, "line 3: index is '0' where 1 is due"),
+        (HEADER + "1,1,0.5,0.5,2,1,\n", "line 2: index is '1' where 0 is due"),
+        (HEADER + "0,1,0.5,0.5,2,2,\n", "line 2: kept is '2'; it must be 1 or 0"),
+        (HEADER + "0,1,0.5,0.5,2,yes,\n", "kept is 'yes'"),
+        (HEADER + "0,cat,0.5,0.5,2,1,\n", "label is 'cat'; it must be a whole number"),
+        (HEADER + ROW + "1,,0.5,0.5,2,1,\n", "line 3: label is ''"),
+        (HEADER + "0,,0.5,0.5,2,1,\n1,3,0.5,0.5,2,1,\n", "line 3: has a label"),
+        (HEADER + "0,1,0.5,0.5,1.5,1,\n", "cluster is '1.5'"),
+        (HEADER + "0,99999999999999999999,0.5,0.5,1,1,\n", "label is '9999"),
+        (HEADER + "0,1,nan,0.5,1,1,\n", "x is 'nan'; it must be a number"),
+        (HEADER + "0,1,0.5,1e39,1,1,\n", "y is '1e39'"),
+        (HEADER + '0,1,0.5,0.5,1,1,"open\n', "cannot be read as CSV"),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe\x00", "cannot be read as CSV"),
+    ],
+)
+def test_what_is_no_keep_list_is_refused(content: str | bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "keep.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError) as refused:
+        read_keep_list(path)
+    assert said in str(refused.value)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_not_a_keep_list_but_may_hold_one(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="samepath curate"):
+        read_keep_list(tmp_path / "absent.csv")
+    with pytest.raises(UserError, match=f"did you mean {file}"):
+        read_keep_list(tmp_path)
+
+
+# ---- the right examples
+
+
+def test_the_recipe_is_cut(file: Path) -> None:
+    everything, found = find_recipe(TINY), find_recipe(TINY, keep=str(file))
+    rows = [n for n in range(NUM_EXAMPLES) if n % 3 != 1 or n > 34]
+    for cut, whole in zip(found.recipe.train, everything.recipe.train, strict=True):  # type: ignore[arg-type]
+        assert torch.equal(cut, whole[rows])
+    assert found.recipe.valid is not None
+    assert len(as_source(found.recipe.valid, seed=0)) == 16, "validation stays whole"
+    assert found.keep == str(file)
+    assert found.keep_identity == keep_list().identity
+    assert everything.keep is everything.keep_identity is None
+
+
+def test_facts_are_cut_with_their_examples(tmp_path: Path) -> None:
+    recipe = tmp_path / "facts.py"
+    recipe.write_text(
+        Path(TINY).read_text()
+        + "\nimport numpy as np, dataclasses\nplain = recipe\n"
+        + "def recipe():\n"
+        + "    made = plain()\n"
+        + "    return dataclasses.replace(made, train_facts={'number': np.arange(44)})\n"
+    )
+    path = tmp_path / "keep.csv"
+    write_keep_list(path, keep_list())
+    cut = find_recipe(str(recipe), keep=str(path)).recipe
+    assert cut.train_facts["number"].tolist() == keep_list().rows.tolist()
+
+
+def test_identity_is_of_what_is_kept(tmp_path: Path) -> None:
+    other_reasons = keep_list(reasons=["duplicate"] * NUM_EXAMPLES, positions=EXTREMES)
+    assert other_reasons.identity == keep_list().identity
+    kept = keep_list().kept.copy()
+    kept[1] = True
+    assert keep_list(kept=kept).identity != keep_list().identity
+
+
+def said_of(path: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        find_recipe(TINY, keep=str(path))
+    text = str(refused.value)
+    assert "\n" not in text
+    assert str(path) in text
+    return text
+
+
+def test_other_number_of_examples(tmp_path: Path) -> None:
+    path = tmp_path / "keep.csv"
+    path.write_text(HEADER + ROW)
+    text = said_of(path)
+    assert "is of 1 examples" in text
+    assert "has 44" in text
+    assert f"give a keep-list made of {TINY!r}" in text
+
+
+def test_other_labels(tmp_path: Path) -> None:
+    path = tmp_path / "keep.csv"
+    labels = tiny_labels()
+    labels[7] += 1
+    write_keep_list(path, keep_list(labels=labels))
+    assert f"example 7 has the label {labels[7]}, but" in said_of(path)
+
+
+def test_labels_where_there_are_none(tmp_path: Path) -> None:
+    recipe = tmp_path / "unlabelled.py"
+    recipe.write_text(
+        Path(TINY).read_text()
+        + "\nimport dataclasses\nplain = recipe\n"
+        + "recipe = lambda: dataclasses.replace(plain(), train=torch.zeros(44, 8))\n"
+    )
+    path = tmp_path / "keep.csv"
+    write_keep_list(path, keep_list())
+    with pytest.raises(UserError, match=r"has labels, but the examples of .* none"):
+        find_recipe(str(recipe), keep=str(path))
+    write_keep_list(path, keep_list(labels=None), overwrite=True)
+    assert len(find_recipe(str(recipe), keep=str(path)).recipe.train) == 32  # type: ignore[arg-type]
+
+
+def test_nothing_kept(tmp_path: Path) -> None:
+    path = tmp_path / "keep.csv"
+    write_keep_list(path, keep_list(kept=np.zeros(NUM_EXAMPLES, bool)))
+    assert "keeps none of 44 examples" in said_of(path)
+
+
+def about(path: Path, **content: Any) -> None:
+    path.with_name("curation.json").write_text(json.dumps(content))
+
+
+def test_other_examples_by_the_file_beside_it(file: Path) -> None:
+    recipe = find_recipe(TINY).recipe
+    about(file, examples_identity=examples_identity(recipe.train, recipe.collate))
+    assert find_recipe(TINY, keep=str(file)).keep == str(file)
+    about(file, examples_identity="0" * 64, recipe="mine.py", data="/d.npy")
+    text = said_of(file)
+    assert "other examples" in text
+    assert "it was made of mine.py --data /d.npy" in text
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_unreadable_file_beside_it(content: str, file: Path) -> None:
+    file.with_name("curation.json").write_text(content)
+    with pytest.raises(UserError, match=r"curation\.json"):
+        find_recipe(TINY, keep=str(file))
+
+
+# ---- every kind of data
+
+INPUTS = torch.arange(40, dtype=torch.float32).view(20, 2)
+LABELS = torch.arange(20) % 3
+
+
+class Items(Dataset[tuple[Tensor, int]]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return INPUTS[index], int(LABELS[index])
+
+
+class Own:
+    """A source of one's own."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
+        for request in requests:
+            yield INPUTS[request.examples], LABELS[request.examples]
+
+
+KINDS: dict[str, Any] = {
+    "tensors": (INPUTS, LABELS),
+    "list": [INPUTS, LABELS],
+    "TensorDataset": TensorDataset(INPUTS, LABELS),
+    "Dataset": Items(),
+    "source": Own(),
+}
+
+
+def loaded(data: Any) -> tuple[Tensor, Tensor]:
+    source = as_source(data, seed=0)
+    (batch,) = source.load([GrainRequest(0, np.arange(len(source)))])
+    return batch[0], batch[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_kind_of_data_is_cut(kind: str) -> None:
+    rows = np.array([0, 3, 19])
+    inputs, labels = loaded(only_rows(KINDS[kind], rows))
+    assert torch.equal(inputs, INPUTS[rows])
+    assert torch.equal(labels, LABELS[rows])
+    again = loaded(only_rows(only_rows(KINDS[kind], rows), np.array([2])))[0]
+    assert torch.equal(again, INPUTS[19:])
+
+
+def test_one_tensor_stays_one_tensor() -> None:
+    cut = only_rows(INPUTS, np.array([1]))
+    assert isinstance(cut, Tensor)
+    assert torch.equal(cut, INPUTS[1:2])
+    assert isinstance(only_rows(Own(), np.array([1])), Source)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_and_identity_of_any_kind(kind: str) -> None:
+    labels = labels_of(KINDS[kind], {})
+    assert labels is not None
+    assert labels.tolist() == LABELS.tolist()
+    some = labels_of(KINDS[kind], {}, rows=np.array([4, 2]))
+    assert some is not None
+    assert some.tolist() == LABELS[[4, 2]].tolist()
+    if kind not in ("Dataset", "source"):  # a Dataset's batches are lists, not tuples
+        assert examples_identity(KINDS[kind]) == examples_identity((INPUTS, LABELS))
+
+
+def test_no_labels() -> None:
+    assert labels_of(INPUTS, {}) is None
+    assert labels_of((INPUTS, INPUTS[:, 0]), {}) is None, "targets that are no classes"
+    assert labels_of((INPUTS, LABELS, LABELS), {}) is None
+    assert labels_of(INPUTS, {"label": np.array(["a"] * 20)}) is None
+    found = labels_of(INPUTS, {"label": LABELS.numpy().astype(np.int16)})
+    assert found is not None
+    assert found.tolist() == LABELS.tolist()
+
+
+def test_identity_sees_every_change() -> None:
+    changed = INPUTS.clone()
+    changed[19, 1] += 1
+    others: list[Any] = [
+        INPUTS,
+        changed,
+        INPUTS.flip(0),
+        INPUTS.double(),
+        INPUTS[:19],
+        INPUTS.view(20, 2, 1),
+        (INPUTS, LABELS),
+        INPUTS.bfloat16(),
+    ]
+    assert len({examples_identity(data) for data in others}) == len(others)
+
+
+def test_identity_of_dicts_and_text() -> None:
+    def items(word: str) -> Any:
+        return [{"inputs": INPUTS[n], "name": f"{word}{n}", "weight": n / 7} for n in range(20)]
+
+    assert examples_identity(items("a")) == examples_identity(items("a"))
+    assert examples_identity(items("a")) != examples_identity(items("b"))
+    with pytest.raises(UserError, match="holds a Linear"):
+        examples_identity(items("a"), collate=lambda batch: nn.Linear(1, 1))
+
+
+# ---- runs
+
+
+def options(found: FoundRecipe, earlier: dict[str, Any] | None = None) -> Options:
+    return resolve(found, Asked(), earlier)
+
+
+def test_options_say_what_is_kept(file: Path) -> None:
+    made = options(find_recipe(TINY, keep=str(file)))
+    assert made.keep == str(file)
+    assert made.num_examples == 32
+    again = recipe_of(made)
+    assert again.keep_identity == made.keep_identity
+    assert len(as_source(again.recipe.train, seed=0)) == 32
+    write_keep_list(file, keep_list(kept=np.ones(NUM_EXAMPLES, bool)), overwrite=True)
+    with pytest.raises(UserError, match=r"keep\.csv has changed since the run began"):
+        recipe_of(made)
+
+
+def test_a_run_of_an_older_samepath_resumes(tmp_path: Path) -> None:
+    train(Request(recipe=TINY, num_workers=1, asked=Asked(steps=2), out=tmp_path / "run"))
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    del record["config"]["keep"], record["config"]["keep_identity"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    resume = Request(
+        recipe=TINY, num_workers=1, resume=True, out=tmp_path / "run", asked=Asked(epochs=2)
+    )
+    assert train(resume)[0].steps == 10
+
+
+@pytest.fixture
+def run(file: Path, tmp_path: Path) -> Request:
+    """Two steps into a run on what is kept."""
+    request = Request(
+        recipe=TINY, keep=str(file), num_workers=1, asked=Asked(steps=2), out=tmp_path / "run"
+    )
+    train(request)
+    return replace(request, resume=True, keep=None, asked=Asked(steps=6))
+
+
+def test_resume_finds_the_keep_list(run: Request) -> None:
+    result, _ = train(run)
+    assert result.steps == 6
+    assert run.out is not None
+    reopened = reopen(run.out)
+    assert len(as_source(reopened.recipe.train, seed=0)) == 32
+
+
+def test_resume_takes_a_keep_list_that_moved(run: Request, file: Path) -> None:
+    moved = file.with_name("elsewhere.csv")
+    file.rename(moved)
+    with pytest.raises(UserError, match=r"keep\.csv: no such keep-list"):
+        train(run)
+    result, folder = train(replace(run, keep=str(moved)))
+    assert result.steps == 6
+    assert json.loads((folder / "run.json").read_text())["config"]["keep"] == str(moved)
+
+
+def test_resume_refuses_another_keep_list(run: Request, file: Path) -> None:
+    other = keep_list()
+    kept = other.kept.copy()
+    kept[[0, 1]] = kept[[1, 0]]  # as many
+    write_keep_list(file, replace(other, kept=kept), overwrite=True)
+    with pytest.raises(UserError, match="cannot resume: keep_identity"):
+        train(run)
+    assert run.out is not None
+    with pytest.raises(UserError, match=r"the keep-list .*keep\.csv has changed since"):
+        reopen(run.out)
