@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from samepath.cli.curate import CurateGroup
 from samepath.cli.main import cli
 
 HEAD = """# Commands
@@ -17,10 +18,20 @@ Exit codes: 0 done, 1 failed (for `verify`: the bits differ), 2 bad input, 3 div
 """
 
 
+def all_commands() -> dict[str, click.Command]:
+    """Every command, those of groups after what the group itself does."""
+    found: dict[str, click.Command] = {}
+    for name, command in cli.commands.items():
+        found[name] = command.itself if isinstance(command, CurateGroup) else command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {part}": each for part, each in command.commands.items()}
+    return found
+
+
 def render() -> str:
     """The whole page."""
     parts = [HEAD]
-    for name, command in sorted(cli.commands.items()):
+    for name, command in sorted(all_commands().items()):
         context = click.Context(
             command,
             info_name=f"samepath {name}",

@@ -11,7 +11,10 @@ from typing import NoReturn
 import click
 
 from samepath.cli.cubes import cubes
+from samepath.cli.curate import curate
+from samepath.cli.data import download
 from samepath.cli.digest import digest
+from samepath.cli.explore import explore
 from samepath.cli.generate import generate
 from samepath.cli.recipes import recipes
 from samepath.cli.run import run
@@ -35,7 +38,20 @@ def cli() -> None:
     """
 
 
-for command in (train, verify, study, show, generate, cubes, run, digest, recipes):
+for command in (
+    train,
+    verify,
+    study,
+    show,
+    generate,
+    cubes,
+    download,
+    run,
+    digest,
+    recipes,
+    curate,
+    explore,
+):
     cli.add_command(command)
 
 

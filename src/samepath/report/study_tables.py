@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+from samepath.curation.compare import ComparedRun, Comparison
 from samepath.report.study_verdict import verdict
 from samepath.report.study_words import (
     ENDED,
@@ -24,12 +25,13 @@ from samepath.report.study_words import (
     percent,
     percent_interval,
 )
-from samepath.study.results import Cell, GridRun, GridStudy, Study
+from samepath.study.results import AnyStudy, Cell, GridRun, GridStudy, Study
 
 __all__ = [
     "EFFICIENCY_NOTE",
     "TIME_NOTE",
     "Rows",
+    "data_facts",
     "efficiency_table",
     "facts_table",
     "final_metric",
@@ -37,6 +39,8 @@ __all__ = [
     "grid_table",
     "markdown",
     "metric_better",
+    "metric_text",
+    "origin_facts",
     "others_of",
     "predictions_table",
     "rates_table",
@@ -160,7 +164,7 @@ def facts_table(study: Study) -> Rows:
     )
     return [
         ["", ""],
-        *_data_facts(study),
+        *data_facts(study),
         ["batch of one worker", f"{study.batch_size}, in grains of {study.grain_size}{fixed}"],
         ["optimizer", study.optimizer],
         ["strategies", listed(study.strategies) if study.strategies else "none"],
@@ -175,14 +179,14 @@ def facts_table(study: Study) -> Rows:
         ["does not shrink with workers", f"{duration(clock.serial_seconds)} a step"],
         ["machine", f"{clock.machine}; {threads} per worker"],
         ["kept busy by others meanwhile", f"{clock.busy_cores:.1f} cores at most"],
-        *_origin_facts(study),
+        *origin_facts(study),
     ]
 
 
 def grid_facts_table(study: GridStudy) -> Rows:
     return [
         ["", ""],
-        *_data_facts(study),
+        *data_facts(study),
         ["optimizer", study.optimizer],
         ["batch sizes", ", ".join(map(str, study.batch_sizes))],
         ["learning rates", ", ".join(map(number, study.learning_rates))],
@@ -190,7 +194,7 @@ def grid_facts_table(study: GridStudy) -> Rows:
         ["grain", str(study.grain_size)],
         ["epochs", str(study.epochs)],
         ["judged by", f"{study.metric}, {metric_better(study)} is better"],
-        *_origin_facts(study),
+        *origin_facts(study),
     ]
 
 
@@ -201,12 +205,12 @@ def grid_table(study: GridStudy) -> Rows:
         row = [str(batch)]
         for rate in study.learning_rates:
             runs = [r for r in study.runs if (r.batch_size, r.learning_rate) == (batch, rate)]
-            row.append(_grid_text(study, runs))
+            row.append(metric_text(study, runs))
         rows.append(row)
     return rows
 
 
-def final_metric(study: GridStudy, run: GridRun) -> float:
+def final_metric(study: GridStudy | Comparison, run: GridRun | ComparedRun) -> float:
     """What a run is judged by, at its end; NaN if it did not get there in good health."""
     if not run.curve or run.ended in ("diverged", "impossible", "unfinished"):
         return math.nan
@@ -215,7 +219,7 @@ def final_metric(study: GridStudy, run: GridRun) -> float:
     return value if value is not None and math.isfinite(value) else math.nan
 
 
-def metric_better(study: GridStudy) -> str:
+def metric_better(study: GridStudy | Comparison) -> str:
     """ "lower" or "higher"."""
     return "lower" if study.metric == "loss" else "higher"
 
@@ -243,7 +247,10 @@ def _marked(text: str, cell: Cell) -> str:
     return text if cell.reached == cell.seeds else f"{text}, {cell.reached} of {cell.seeds} seeds"
 
 
-def _grid_text(study: GridStudy, runs: Sequence[GridRun]) -> str:
+def metric_text(
+    study: GridStudy | Comparison, runs: Sequence[GridRun] | Sequence[ComparedRun]
+) -> str:
+    """What runs with several seeds ended with: median (lowest to highest), or how they ended."""
     if not runs:
         return "not run"
     values = [v for v in (final_metric(study, run) for run in runs) if not math.isnan(v)]
@@ -259,11 +266,11 @@ def _loss(value: float) -> str:
     return "none" if math.isnan(value) else number(value)
 
 
-def _data_facts(study: Study | GridStudy) -> Rows:
+def data_facts(study: AnyStudy) -> Rows:
     data = f"{study.num_examples} to train on, {study.num_valid} to validate on"
     return [["recipe", study.recipe], ["examples", data]]
 
 
-def _origin_facts(study: Study | GridStudy) -> Rows:
+def origin_facts(study: AnyStudy) -> Rows:
     versions = ", ".join(f"{name} {version}" for name, version in study.versions.items())
     return [["versions", versions], ["command", " ".join(study.command)]]

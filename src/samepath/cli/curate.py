@@ -1,0 +1,202 @@
+"""`samepath curate`, and the group that holds what belongs to it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from samepath.cli.common import (
+    data_option,
+    parse_workers,
+    print_json,
+    stdout_kept_for_json,
+    workers_option,
+)
+from samepath.cli.curate_compare import compare
+from samepath.errors import UserError
+
+
+class CurateGroup(click.Group):
+    """A command that is also a group: `curate RECIPE ...`, and `curate compare ...`.
+
+    Where the first argument is no subcommand's name, everything goes to the command `itself`.
+    """
+
+    itself: click.Command
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        if args and args[0] in self.commands:
+            return super().make_context(info_name, args, parent, **extra)
+        return self.itself.make_context(info_name, args, parent, **extra)
+
+
+@click.command()
+@click.argument("recipe")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Its folder."
+)
+@data_option
+@click.option("--keep", metavar="FILE", help="A keep-list to begin with: what it drops stays so.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="The network: a run's folder, or weights as .safetensors. Trained in DIR if not given.",
+)
+@click.option(
+    "--extractor",
+    metavar="FILE",
+    help="Instead: a Python file whose extractor() returns any torch module that takes the "
+    "recipe's inputs; what it returns are the features.",
+)
+@click.option(
+    "--layer",
+    metavar="NAME",
+    help="Features are the output of this layer; NAME:input: what goes into it. The input of the "
+    "last linear layer if not given.",
+)
+@workers_option
+@click.option("--epochs", type=click.IntRange(1), metavar="E", help="To train the network for.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="S",
+    help="Of the network, the map, and what is chosen at random.",
+)  # fmt: skip
+@click.option(
+    "--method",
+    default="dbscan",
+    show_default=True,
+    metavar="NAME",
+    help="dbscan or hdbscan drop what lies outside of a class's clusters; grid keeps a sample that "
+    "covers the map.",
+)
+@click.option(
+    "--fraction", type=float, default=0.8, show_default=True, metavar="F",
+    help="What grid keeps of each class.",
+)  # fmt: skip
+@click.option(
+    "--eps",
+    multiple=True,
+    metavar="[CLASS=]VALUE",
+    help="Distance within which points are of one cluster, for all classes or one (again for "
+    "more); the knee of the k-distances if not given.",
+)
+@click.option(
+    "--min-samples", type=int, default=5, show_default=True, metavar="M",
+    help="Points within eps that make the heart of a cluster.",
+)  # fmt: skip
+@click.option(
+    "--rounds", type=int, default=1, show_default=True, metavar="R",
+    help="Train on what is kept and curate again.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print curation.json and nothing else.")
+def curate_itself(
+    recipe: str, num_workers: str, eps: tuple[str, ...], as_json: bool, **asked: Any
+) -> int:
+    """Find the training examples of RECIPE that hurt, and write a keep-list without them.
+
+    Features of a trained network are laid out on a map, every class is clustered on it, and what
+    lies outside of the clusters is dropped as noise; duplicates, near-duplicates, likely label
+    errors and outliers are named as such. DIR then holds keep.csv, random.csv (as many, chosen at
+    random: the control), curation.json, figures and report.html. Run it again to go on after an
+    interruption, or with other settings: what they do not change is not computed again.
+
+    \b
+    Examples:
+      samepath curate digits --out curated
+      samepath curate cifar10-small --out curated --epochs 10 --rounds 2
+      samepath curate cifar10 --from runs/cifar10-1 --eps 2.5 --eps cat=1.8 --out curated
+      samepath curate my_recipe.py --extractor backbone.py --method grid --out curated
+    \b
+    backbone.py:
+      def extractor():
+          model = MyBackbone()
+          model.load_state_dict(torch.load("backbone.pt", weights_only=True))
+          return model
+    \b
+    Did it help?
+      samepath curate compare --help
+    """
+    from samepath.cli.curate_display import CurateDisplay
+    from samepath.cli.display import LiveDisplay
+    from samepath.curation.pipeline import curate as curate_request
+    from samepath.curation.request import CurateRequest
+    from samepath.engine.launch import Interrupted
+    from samepath.report.curation_report import write_curation_report
+
+    request = CurateRequest(
+        recipe=recipe,
+        num_workers=parse_workers(num_workers),
+        eps=parse_eps(eps),
+        command=tuple(sys.argv),
+        watcher=CurateDisplay,
+        display=LiveDisplay,
+        **asked,
+    )
+    with stdout_kept_for_json(as_json):
+        try:
+            about = curate_request(request)
+            page = write_curation_report(request.out)
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            CurateDisplay().note("stopped; the same command goes on from here")
+            return getattr(stopped, "exit_code", 130)
+    if as_json:
+        print_json(about)
+    else:
+        _summary(about, request.out, page)
+    return 0
+
+
+def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
+    """'2.5' and 'cat=1.8' as values by class; the class of '' are all others."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        with suppress(ValueError):
+            found[name] = float(value)
+            continue
+        raise UserError(f"--eps {text}: give a distance, such as 2.5, or CLASS=2.5")
+    return found
+
+
+def _summary(about: dict[str, Any], out: Path, page: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from samepath.report.curation_report import classes_table
+
+    console = Console()
+    head, *body = classes_table(about)
+    table = Table(box=None)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left")
+    for row in body:
+        table.add_row(*row)
+    console.print(table)
+    kept, number = about["num_kept"], about["num_examples"]
+    recipe, folder = shlex.quote(about["recipe"]), shlex.quote(str(out))
+    data = f" --data {shlex.quote(about['data'])}" if about["data"] else ""
+    for line in (
+        f"{kept:,} of {number:,} examples are kept ({100 * about['reduction']:.2f}% dropped)",
+        f"report: {page}",
+        f"look:   samepath explore {folder}",
+        f"train:  samepath train {recipe}{data} --keep {folder}/keep.csv",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+curate = CurateGroup("curate", short_help="Find the training examples that hurt; a keep-list.")
+curate.itself = curate_itself
+curate.help = curate_itself.help
+curate.add_command(compare)

@@ -1,0 +1,73 @@
+"""`samepath explore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep-list to begin from.  [the newest in DIR, or the one with unsaved edits]",
+)
+@click.option("--port", type=int, default=0, metavar="P", help="Port.  [any that is free]")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option(
+    "--export",
+    "out",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Write one self-contained page (.html) or a table (.csv, .parquet) instead of serving.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def explore(
+    folder: Path,
+    keep: Path | None,
+    port: int,
+    no_browser: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Look at DIR, which `samepath curate` wrote, and correct what it decided.
+
+    Opens a page in the browser: the map of all examples, their images, what is dropped and why.
+    Keep or drop by hand, change the clustering, save a new keep-list beside the old one. Only this
+    machine can reach the page; it needs no network. Ctrl-C ends it; unsaved edits are kept.
+
+    \b
+    Examples:
+      samepath explore curated/digits
+      samepath explore curated/digits --export digits.html
+    """
+    import webbrowser
+    from contextlib import ExitStack
+
+    from rich.console import Console
+
+    from samepath.cli.common import print_json
+    from samepath.web.explorer import Explorer
+    from samepath.web.exports import write_export
+    from samepath.web.session import open_session
+
+    status = Console(stderr=True).status("opening the map ...")
+    if out is not None:
+        with status:
+            write_export(Explorer(folder, keep, read_only=True), out)
+        print_json({"export": str(out)}) if as_json else click.echo(out)
+        return
+    with ExitStack() as stack:
+        with status:
+            session = stack.enter_context(open_session(folder, keep, port))
+        if as_json:
+            print_json({"address": session.address, "keep": str(session.explorer.keep)})
+        else:
+            click.echo(session.address)
+            click.echo(f"shows {session.explorer.keep}; Ctrl-C ends it, unsaved edits are kept")
+        if not no_browser:
+            webbrowser.open(session.address)
+        session.run()

@@ -1,0 +1,217 @@
+"""Clusters of each class on the map, and the points outside of them.
+
+In: places on the map and labels. Out: for every point a cluster number, -1 for noise. As in Gahlot
+et al. 2020, DBSCAN (Ester et al. 1996) runs on each class by itself.
+
+min_samples is 5: Ester et al. found k = 4 neighbours enough in the plane, the point itself counts,
+and it is what the paper used. eps is where the sorted distances to the k-th neighbour, k =
+min_samples - 1, bend upwards (the knee; Satopaa et al. 2011): a point is at the heart of a cluster
+exactly when its distance to that neighbour is at most eps, so the curve shows what an eps leaves
+out. Where there is no knee, eps is the distance that 95 of 100 points stay below.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samepath.errors import UserError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MIN_SAMPLES = 5
+NO_KNEE_SHARE = 0.95
+LEAST_POINTS = 10
+"""A class with fewer is kept whole: in so few points no density can be told from chance."""
+_KNEE_POINTS = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassClusters:
+    """What was found of one class."""
+
+    label: int | None
+    """None is everything, where there are no labels; settings for it are those of 0."""
+    eps: float | None
+    """None where the class is too small to be clustered."""
+    min_samples: int
+    how: str
+    """Where eps is from: knee, no knee, given, or too few points."""
+    curve: NDArray[np.float32]
+    """Distances to the k-th neighbour, ascending."""
+    num_clusters: int
+    num_noise: int
+
+
+class ClassClustering:
+    """DBSCAN (or HDBSCAN) of each class on the map."""
+
+    def __init__(
+        self,
+        *,
+        method: Literal["dbscan", "hdbscan"] = "dbscan",
+        eps: float | Mapping[int, float] | None = None,
+        min_samples: int | Mapping[int, int] = MIN_SAMPLES,
+    ) -> None:
+        self.method = method
+        self.eps = eps
+        self.min_samples = min_samples
+
+    def fit(self, points: NDArray[np.floating], labels: Ints | None = None) -> ClassClustering:
+        """Learn `labels_` (a cluster per point, numbered within its class) and `classes_`."""
+        self.labels_: Ints = np.full(len(points), -1, dtype=np.int64)
+        self.classes_: list[ClassClusters] = []
+        groups: list[int | None] = [None] if labels is None else np.unique(labels).tolist()
+        for label in groups:
+            rows = np.arange(len(points)) if labels is None else np.flatnonzero(labels == label)
+            found, facts = self._fit_class(points[rows].astype(np.float64), label)
+            self.labels_[rows] = found
+            self.classes_.append(facts)
+        return self
+
+    def _fit_class(self, points: Floats, label: int | None) -> tuple[Ints, ClassClusters]:
+        min_samples, eps = self._asked(label)
+        curve: Floats = np.zeros(0)
+        if len(points) < max(LEAST_POINTS, min_samples + 1):
+            found, how, eps = np.zeros(len(points), np.int64), "too few points", None
+        else:
+            curve = k_distances(points, min_samples - 1)
+            how = "given"
+            if eps is None:
+                eps, how = knee(curve)
+            method = _hdbscan if self.method == "hdbscan" else cluster_class
+            found = method(points, eps, min_samples)
+        return found, ClassClusters(
+            label=label,
+            eps=eps,
+            min_samples=min_samples,
+            how=how,
+            curve=curve.astype(np.float32),
+            num_clusters=int(found.max(initial=-1)) + 1,
+            num_noise=int((found < 0).sum()),
+        )
+
+    def _asked(self, label: int | None) -> tuple[int, float | None]:
+        wanted = label or 0
+        samples, eps = self.min_samples, self.eps
+        return (
+            samples.get(wanted, MIN_SAMPLES) if isinstance(samples, Mapping) else samples,
+            eps.get(wanted) if isinstance(eps, Mapping) else eps,
+        )
+
+
+def k_distances(points: NDArray[np.floating], k: int) -> Floats:
+    """Distance of each point to its k-th neighbour, ascending."""
+    from scipy.spatial import cKDTree
+
+    if k < 1:
+        return np.zeros(len(points))
+    distances, _ = cKDTree(points).query(points, [k + 1])
+    return np.sort(distances[:, 0])
+
+
+def knee(curve: Floats) -> tuple[float, str]:
+    """eps of a k-distance curve, and whether it is the knee's."""
+    from kneed import KneeLocator
+
+    thinned = np.unique(np.linspace(0, len(curve) - 1, _KNEE_POINTS).round().astype(int))
+    curve = curve[thinned]  # kneed takes seconds for tens of thousands
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns when it finds none, and says None
+        found = KneeLocator(
+            np.arange(len(curve)), curve, curve="convex", direction="increasing"
+        ).knee
+    # A bend in the lower half is one between dense and less dense points, not the way to noise
+    if found is not None and found >= len(curve) // 2 and curve[int(found)] > 0:
+        return float(curve[int(found)]), "knee"
+    fallback = float(np.quantile(curve, NO_KNEE_SHARE))
+    return (fallback if fallback > 0 else float(np.nextafter(0, 1))), "no knee"
+
+
+def cluster_class(places: NDArray[np.floating], eps: float, min_samples: int) -> Ints:
+    """DBSCAN of one class's points in the plane: clusters from 0, the largest first; -1 is noise.
+
+    A point with min_samples points (itself among them) within eps is a core point; core points
+    within eps of one another are of one cluster; others belong to the nearest core point if it is
+    within eps, and else are noise. Noise and core points are those of every DBSCAN. Quick at any
+    eps, because only edges of the Delaunay triangulation need looking at: it contains a minimum
+    spanning tree, which connects the same points at every length.
+    """
+    from scipy.spatial import cKDTree
+
+    if eps <= 0 or min_samples < 1:
+        raise UserError(f"eps {eps} and min_samples {min_samples}: both must be above 0")
+    points: Floats = np.ascontiguousarray(places, dtype=np.float64)
+    found = np.full(len(points), -1, dtype=np.int64)
+    if len(points) < min_samples:
+        return found
+    distances, _ = cKDTree(points).query(points, [min_samples])
+    core = np.flatnonzero(distances[:, 0] <= eps)
+    if not len(core):
+        return found
+    parts = _connected(points[core], eps)
+    others = np.flatnonzero(distances[:, 0] > eps)
+    if len(others):
+        far, nearest = cKDTree(points[core]).query(points[others])
+        within = far <= eps
+        found[others[within]] = parts[nearest[within]]
+    found[core] = parts
+    sizes = np.bincount(found[found >= 0])
+    rank = np.empty_like(sizes)
+    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
+    found[found >= 0] = rank[found[found >= 0]]
+    return found
+
+
+def _connected(points: Floats, eps: float) -> Ints:
+    """Components of the points, those within eps of one another joined."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    edges = _edges(points)
+    short = np.linalg.norm(points[edges[:, 0]] - points[edges[:, 1]], axis=1) <= eps
+    start, stop = edges[short].T
+    graph = coo_array((np.ones(len(start), np.int8), (start, stop)), shape=(len(points),) * 2)
+    _, parts = connected_components(graph, directed=False)
+    return np.asarray(parts, dtype=np.int64)
+
+
+def _edges(points: Floats) -> NDArray[np.int64]:
+    """Pairs that contain a minimum spanning tree of points in the plane."""
+    from scipy.spatial import Delaunay, QhullError
+
+    if len(points) <= 3:
+        return np.array([(i, j) for j in range(len(points)) for i in range(j)] or [(0, 0)])
+    try:
+        mesh = Delaunay(points)
+    except QhullError:  # all on a line: neighbours along it
+        order = np.lexsort(points.T)
+        return np.stack([order[:-1], order[1:]], axis=1)
+    corners = mesh.simplices
+    pairs = [corners[:, [0, 1]], corners[:, [1, 2]], corners[:, [0, 2]]]
+    pairs.append(mesh.coplanar[:, [0, 2]])  # too close to a corner to be one
+    return np.concatenate(pairs).astype(np.int64)
+
+
+def _hdbscan(points: Floats, eps: float, min_samples: int) -> Ints:
+    """HDBSCAN (Campello et al. 2013), told that one class may be one cluster, and not to split
+    what is closer than eps (Malzer and Baum 2020).
+
+    With its default settings it cuts single blobs to pieces and calls most of them noise.
+    """
+    from sklearn.cluster import HDBSCAN
+
+    model = HDBSCAN(
+        min_cluster_size=max(2 * min_samples, len(points) // 50),
+        min_samples=min_samples,
+        cluster_selection_epsilon=eps,
+        allow_single_cluster=True,
+        copy=True,
+    )
+    return np.asarray(model.fit(points).labels_, dtype=np.int64)

@@ -1,0 +1,118 @@
+"""The folder of a curation: whose it is, what we wrote in it, and writing it.
+
+In: arrays, keep-lists, facts. Out: files. Guaranteed: the folder of another curation is refused; a
+keep.csv that somebody has changed is not written over; every file is replaced whole, with
+`curation.json` last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from samepath.curation.cache import Arrays, checksum, write_arrays
+from samepath.data.keep_list import KeepList, write_keep_list
+from samepath.engine.checkpoint import write_atomically
+from samepath.engine.rundir import finite, lock_folder
+from samepath.errors import UserError
+
+ABOUT = "curation.json"
+KEEP = "keep.csv"
+RANDOM = "random.csv"
+
+
+class CurationFolder:
+    """DIR of `samepath curate`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cache = path / "cache"
+        self._lock: int | None = None
+
+    def refuse(self, origin: dict[str, str]) -> None:
+        """Raise unless a curation of this origin can be written here."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"--out {self.path} is a file; give a folder")
+        there = self._origin()
+        if not there and self.path.is_dir() and any(self.path.iterdir()):
+            raise UserError(f"--out {self.path} is not empty and no curation; give a new folder")
+        known = {name: there[name] for name in origin if name in there}
+        if known and known != origin:
+            raise UserError(
+                f"--out {self.path} holds the curation of another recipe or other data "
+                f"({there.get('recipe')}); give another folder"
+            )
+        keep = self.path / KEEP
+        if keep.exists() and _sha256(keep) not in there.get("wrote", []):
+            raise UserError(
+                f"{keep} has been changed since it was written; give it another name, such as "
+                "keep-2.csv, to keep it"
+            )
+
+    def begin(self, origin: dict[str, str], recipe: str) -> None:
+        """Make the folder ours, and keep others from writing to it."""
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"--out {self.path} cannot be made ({error.strerror}); give another folder"
+            ) from None
+        self._lock = lock_folder(self.path, f"{self.path} is being curated")
+        self._write_origin({**self._origin(), **origin, "recipe": recipe})
+
+    def end(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_keep_list(self, keep_list: KeepList, name: str, folder: Path) -> None:
+        """Write a keep-list over the one that is there."""
+        path = folder / name
+        aside = self.cache / "new.csv"
+        write_keep_list(aside, keep_list, overwrite=True)
+        there = self._origin()
+        wrote = [*there.get("wrote", []), _sha256(aside)]
+        self._write_origin({**there, "wrote": sorted(set(wrote))})  # known before it is there
+        aside.replace(path)
+
+    def write(self, folder: Path, arrays: dict[str, Arrays], about: dict[str, Any]) -> None:
+        """Write what belongs to one curation (a round, or the whole), and what it is about."""
+        for name, content in arrays.items():
+            path = folder / f"{name}.safetensors"
+            if not content:
+                path.unlink(missing_ok=True)
+            elif _recorded(path) != checksum(content):
+                write_arrays(path, content)
+        write_atomically(folder / ABOUT, json.dumps(finite(about), indent=1) + "\n")
+
+    def _origin(self) -> dict[str, Any]:
+        """Whose folder this is: kept beside the caches from the first moment on."""
+        file = self.cache / "origin.json"
+        try:
+            found: dict[str, Any] = json.loads(file.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise UserError(f"{file} cannot be read ({error}); give another --out") from None
+        return found
+
+    def _write_origin(self, content: dict[str, Any]) -> None:
+        write_atomically(self.cache / "origin.json", json.dumps(content) + "\n")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _recorded(path: Path) -> str | None:
+    """The checksum a file says it has."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return (file.metadata() or {}).get("checksum")
+    except (OSError, SafetensorError):
+        return None

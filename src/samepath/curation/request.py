@@ -1,0 +1,97 @@
+"""What a person asked of a curation, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from samepath.curation.cluster import MIN_SAMPLES
+from samepath.curation.watch import Silent, Watcher
+from samepath.engine.options import Options
+from samepath.engine.progress import Display
+from samepath.errors import UserError
+
+METHODS = ("dbscan", "hdbscan", "grid")
+EVERY_CLASS = ""
+"""In `eps`: the value for all classes that are not named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurateRequest:
+    """A recipe's training data, and how to look at it."""
+
+    recipe: str
+    out: Path
+    """The curation folder."""
+    data: str | None = None
+    keep: str | None = None
+    """A keep-list to begin with: what it drops stays dropped."""
+    source: Path | None = None
+    """A run, or a safetensors file of weights; a network is trained when not given."""
+    extractor: str | None = None
+    """A Python file with an extractor(), instead of the recipe's model."""
+    layer: str | None = None
+    """NAME: its output; NAME:input: what goes into it. The last linear layer's input if not
+    given."""
+    num_workers: int | Literal["auto"] = "auto"
+    epochs: int | None = None
+    """Of the network that is trained."""
+    seed: int = 0
+    method: str = "dbscan"
+    fraction: float = 0.8
+    """Of each class, that `grid` keeps."""
+    eps: Mapping[str, float] = field(default_factory=dict)
+    """By class name; the knee's where not given."""
+    min_samples: int = MIN_SAMPLES
+    rounds: int = 1
+    """Train on what is kept and curate again, so often."""
+    num_components: int = 50
+    perplexity: float = 30.0
+    command: Sequence[str] = ()
+    watcher: Callable[[], Watcher] = Silent
+    """Makes what a person sees; it crosses process borders."""
+    display: Callable[[Options, int], Display] | None = None
+    """The same for training."""
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise UserError(f"--method {self.method}: choose one of {', '.join(METHODS)}")
+        if not 0 < self.fraction <= 1:
+            raise UserError(f"--fraction {self.fraction:g}: give a part of each class, such as 0.8")
+        if self.min_samples < 2:
+            raise UserError(f"--min-samples {self.min_samples}: it must be at least 2")
+        if self.rounds < 1:
+            raise UserError(f"--rounds {self.rounds}: it must be at least 1")
+        for value in self.eps.values():
+            if not 0 < value < math.inf:
+                raise UserError(f"--eps {value:g}: it must be above 0")
+        if self.eps and self.method == "grid":
+            raise UserError("--eps is for clusters; leave it out with --method grid")
+        for one, other in (("source", "extractor"), ("source", "epochs"), ("extractor", "epochs")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                names = {"source": "--from", "extractor": "--extractor", "epochs": "--epochs"}
+                raise UserError(
+                    f"{names[one]} and {names[other]} exclude each other; give one of them"
+                )
+        if self.rounds > 1 and (self.source is not None or self.extractor is not None):
+            raise UserError(
+                f"--rounds {self.rounds} trains a network in every round; leave --from and "
+                "--extractor out"
+            )
+
+    def eps_by_label(self, class_names: Sequence[str]) -> dict[int, float]:
+        """eps of every class that was given one."""
+        known = {name: label for label, name in enumerate(class_names)}
+        for name in self.eps:
+            if name != EVERY_CLASS and name not in known:
+                raise UserError(
+                    f"--eps {name}={self.eps[name]:g}: there is no class {name!r}; choose from "
+                    f"{', '.join(class_names)}"
+                )
+        found = {known[name]: eps for name, eps in self.eps.items() if name != EVERY_CLASS}
+        if EVERY_CLASS in self.eps:
+            found = dict.fromkeys(known.values(), self.eps[EVERY_CLASS]) | found
+        return found

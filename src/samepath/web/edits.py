@@ -1,0 +1,260 @@
+"""What a person changed in a keep-list, with undo and redo, safe from crashes.
+
+In: a keep-list, and edits to its rows. Out: the columns as they stand. Guaranteed: every edit is on
+disk, in a journal beside the keep-list, before it counts; opened again, the columns and the history
+are as they were left; a line that a crash cut off is as if it had never been begun; a journal of
+another keep-list is set aside, never used and never deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samepath.data.keep_list import KeepList
+from samepath.errors import UserError
+
+FORMAT = 1
+
+
+class Columns(NamedTuple):
+    """The columns that can be changed, of some rows or of all."""
+
+    kept: NDArray[np.bool_]
+    reasons: NDArray[np.object_]
+    clusters: NDArray[np.int64]
+    notes: NDArray[np.object_]
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
+        return Columns(self.kept[rows], self.reasons[rows], self.clusters[rows], self.notes[rows])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Edit:
+    """New values of some rows."""
+
+    title: str
+    """What it did, as in "undo: drop 12 examples"."""
+    rows: NDArray[np.int64]
+    after: Columns
+    setting: tuple[int, float, int] | None = None
+    """Of clusters: the class, eps and min_samples."""
+
+    def as_line(self) -> str:
+        values = {name: column.tolist() for name, column in self.after._asdict().items()}
+        line = {"edit": self.title, "rows": self.rows.tolist(), **values, "setting": self.setting}
+        return json.dumps(line)
+
+    @classmethod
+    def from_line(cls, line: dict[str, Any], number: int) -> Edit:
+        rows = np.array(line["rows"], dtype=np.int64)
+        after = Columns(
+            kept=np.array(line["kept"], dtype=np.bool_),
+            reasons=texts(line["reasons"]),
+            clusters=np.array(line["clusters"], dtype=np.int64),
+            notes=texts(line["notes"]),
+        )
+        if (
+            any(len(column) != len(rows) for column in after)
+            or not ((rows >= 0) & (rows < number)).all()
+        ):
+            raise ValueError("rows and values do not match")
+        setting = line["setting"]
+        if setting is not None:
+            setting = int(setting[0]), float(setting[1]), int(setting[2])
+        return cls(title=str(line["edit"]), rows=rows, after=after, setting=setting)
+
+
+def texts(values: Sequence[str]) -> NDArray[np.object_]:
+    """Strings of any length as an array."""
+    array = np.empty(len(values), dtype=np.object_)
+    array[:] = values
+    return array
+
+
+def columns_of(keep_list: KeepList) -> Columns:
+    notes = [""] * len(keep_list) if keep_list.notes is None else keep_list.notes
+    return Columns(
+        kept=keep_list.kept.copy(),
+        reasons=texts(keep_list.reasons),
+        clusters=keep_list.clusters.copy(),
+        notes=texts(notes),
+    )
+
+
+def journal_of(keep: Path, folder: Path) -> Path:
+    """Where unsaved edits of a keep-list are: in the folder that is explored."""
+    return folder / f"{keep.name}.edits"
+
+
+class Edits:
+    """A keep-list being edited."""
+
+    def __init__(
+        self, keep_list: KeepList, keep: Path, journal: Path, *, read_only: bool = False
+    ) -> None:
+        self.columns = columns_of(keep_list)
+        self.journal = journal
+        self.set_aside: Path | None = None
+        """Where edits of an older file of the same name are now."""
+        self.version = 0
+        """Grows with every change: a page that has another one is behind."""
+        self._done: list[tuple[Edit, Columns]] = []
+        self._undone: list[Edit] = []
+        self._saved_at: Edit | None = None
+        digest = hashlib.sha256(keep.read_bytes()).hexdigest()
+        self._header = {"format": FORMAT, "keep": keep.name, "sha256": digest}
+        self._restore(read_only)
+
+    @property
+    def to_undo(self) -> str | None:
+        return self._done[-1][0].title if self._done else None
+
+    @property
+    def to_redo(self) -> str | None:
+        return self._undone[-1].title if self._undone else None
+
+    @property
+    def is_saved(self) -> bool:
+        """The columns are those of a file: the one opened, or the last one saved."""
+        return (self._done[-1][0] if self._done else None) is self._saved_at
+
+    @property
+    def num_done(self) -> int:
+        return len(self._done)
+
+    @property
+    def settings(self) -> dict[int, tuple[float, int]]:
+        """eps and min_samples of the classes that were clustered again."""
+        given = (edit.setting for edit, _ in self._done if edit.setting is not None)
+        return {label: (eps, min_samples) for label, eps, min_samples in given}
+
+    def apply(self, edit: Edit) -> None:
+        self._write(edit.as_line())
+        self._apply(edit)
+        self._undone.clear()
+
+    def undo(self) -> NDArray[np.int64]:
+        """Take the last edit back; the rows it changed."""
+        if not self._done:
+            raise UserError("there is nothing to undo")
+        self._write('{"undo": 1}')
+        return self._undo()
+
+    def redo(self) -> NDArray[np.int64]:
+        """Do again what was undone last; the rows it changed."""
+        if not self._undone:
+            raise UserError("there is nothing to do again")
+        self._write('{"redo": 1}')
+        return self._redo()
+
+    def mark_saved(self, file: Path) -> None:
+        self._write(json.dumps({"saved": file.name}))
+        self._saved_at = self._done[-1][0] if self._done else None
+
+    def _apply(self, edit: Edit) -> None:
+        self._done.append((edit, self.columns.take(edit.rows)))
+        self._set(edit.rows, edit.after)
+
+    def _undo(self) -> NDArray[np.int64]:
+        edit, before = self._done.pop()
+        self._undone.append(edit)
+        self._set(edit.rows, before)
+        return edit.rows
+
+    def _redo(self) -> NDArray[np.int64]:
+        edit = self._undone.pop()
+        self._apply(edit)
+        return edit.rows
+
+    def _set(self, rows: NDArray[np.int64], values: Columns) -> None:
+        for column, new in zip(self.columns, values, strict=True):
+            column[rows] = new
+        self.version += 1
+
+    # ---- the journal
+
+    def _write(self, line: str) -> None:
+        """One more line, on disk when this returns; all of it or nothing."""
+        begun = self.journal.exists()
+        try:
+            with self.journal.open("ab") as file:
+                size = file.tell()
+                text = line if begun else json.dumps(self._header) + "\n" + line
+                try:
+                    file.write(text.encode() + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.ftruncate(file.fileno(), size)
+                    raise
+        except OSError as error:
+            raise UserError(
+                f"{self.journal} cannot be written ({error.strerror}); nothing was changed"
+            ) from None
+
+    def _restore(self, read_only: bool) -> None:
+        if not self.journal.exists():
+            return
+        content = self.journal.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        lines = whole.decode("utf-8", "replace").splitlines()
+        try:
+            header = json.loads(lines[0]) if lines else None
+        except ValueError:
+            header = None
+        if header != self._header:
+            if not read_only:
+                self._put_aside()
+            return
+        for number, text in enumerate(lines[1:], start=2):
+            try:
+                self._replay(json.loads(text))
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+                raise UserError(
+                    f"{self.journal}, line {number} cannot be read ({error}); move the file away "
+                    f"to begin again from {self._header['keep']}"
+                ) from None
+        if read_only:
+            return
+        if self.is_saved:
+            self._forget()
+        elif len(whole) < len(content):
+            os.truncate(self.journal, len(whole))
+
+    def _replay(self, line: dict[str, Any]) -> None:
+        if "edit" in line:
+            self._apply(Edit.from_line(line, len(self.columns.kept)))
+            self._undone.clear()
+        elif "undo" in line:
+            self._undo()
+        elif "redo" in line:
+            self._redo()
+        elif "saved" in line:
+            self._saved_at = self._done[-1][0] if self._done else None
+        else:
+            raise ValueError("no such entry")
+
+    def _forget(self) -> None:
+        """All of it is in a keep-list: that one is to be opened, and this one as it was written."""
+        while self._done:
+            self._undo()
+        self._undone.clear()
+        self._saved_at = None
+        self.version = 0
+        self.journal.unlink()
+
+    def _put_aside(self) -> None:
+        number = 1
+        while (aside := self.journal.with_name(f"{self.journal.name}-{number}")).exists():
+            number += 1
+        self.journal.rename(aside)
+        self.set_aside = aside

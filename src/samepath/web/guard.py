@@ -1,0 +1,179 @@
+"""What stands in front of every local page: who may ask, how much they may send, what they get.
+
+In: an ASGI application and a token. Out: the same application, guarded. Guaranteed: nobody without
+the token reaches it (a query once, then a cookie that scripts cannot read); nobody who was led here
+by another site or another name does; a body larger than the limit is never held; every answer says
+what a browser may do with it. Files are read once, when the server starts: no path is ever made of
+what a request says.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CHANGES_HEADER = "x-samepath"
+"""What a request that changes something carries: other sites cannot send it without asking."""
+MAX_BODY = 4 * 2**20
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    content: bytes
+    kind: str
+
+
+def static_files(folder: Traversable) -> dict[str, StaticFile]:
+    """The files of a folder by name; what is no plain file of a known kind is left out."""
+    return {
+        item.name: StaticFile(item.read_bytes(), KINDS[Path(item.name).suffix])
+        for item in folder.iterdir()
+        if Path(item.name).suffix in KINDS
+        and item.is_file()
+        and not (isinstance(item, Path) and item.is_symlink())
+    }
+
+
+@dataclass(frozen=True)
+class _Refused(Exception):
+    status: int
+    why: str
+
+
+class Guard:
+    """An ASGI application in front of another one."""
+
+    def __init__(self, app: ASGIApp, token: str, max_body: int = MAX_BODY) -> None:
+        self.app = app
+        self.token = token
+        self.max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        cookie: str | None = None
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message["headers"]}
+                added = {**HEADERS, **({} if cookie is None else {"set-cookie": cookie})}
+                message["headers"] = [
+                    *message["headers"],
+                    *((n.encode(), v.encode()) for n, v in added.items() if n.encode() not in own),
+                ]
+            await send(message)
+
+        try:
+            headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
+            _check_host(headers)
+            cookie = self._check_token(scope, headers)
+            if scope["method"] not in ("GET", "HEAD"):
+                _check_change(scope["method"], headers)
+                receive = await self._whole_body(headers, receive)
+        except _Refused as refused:
+            from starlette.responses import JSONResponse
+
+            refusal = JSONResponse({"error": refused.why}, refused.status)
+            await refusal(scope, receive, send_guarded)
+            return
+        await self.app(scope, receive, send_guarded)
+
+    def _check_token(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
+        """The cookie to set, when the token came in the address."""
+        name = f"samepath_{(scope.get('server') or ('', 0))[1]}"  # cookies do not know of ports
+        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        if asked and self._is_token(asked[0]):
+            return f"{name}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+        try:
+            kept = SimpleCookie(headers.get("cookie", "")).get(name)
+        except CookieError:
+            kept = None
+        if kept is None or not self._is_token(kept.value):
+            raise _Refused(403, "open the address that samepath printed: it carries a token")
+        return None
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "replace"), self.token.encode())
+
+    async def _whole_body(self, headers: Mapping[str, str], receive: Receive) -> Receive:
+        """Read the body, as far as the limit allows, and hand it on as one piece."""
+        refused = _Refused(413, f"too large: at most {self.max_body // 2**20} MiB are taken")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self.max_body:
+            raise refused
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise _Refused(400, "the request was cut off")
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.max_body:
+                raise refused
+        given = False
+
+        async def replay() -> dict[str, Any]:
+            nonlocal given
+            if given:
+                return dict(await receive())
+            given = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        return replay
+
+
+def _check_host(headers: Mapping[str, str]) -> None:
+    """Another site's name that was made to point here (DNS rebinding) is not ours."""
+    host = headers.get("host", "")
+    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    if (name or host) not in LOOPBACK or (port and name and not port.isdecimal()):
+        raise _Refused(403, "this page answers on 127.0.0.1 only")
+
+
+def _check_change(method: str, headers: Mapping[str, str]) -> None:
+    """Only this page itself may change something."""
+    if method != "POST":
+        raise _Refused(405, f"{method} is not used here")
+    origin = headers.get("origin")
+    own = origin is None or origin == f"http://{headers.get('host', '')}"
+    site = headers.get("sec-fetch-site", "same-origin")
+    if CHANGES_HEADER not in headers or not own or site not in ("same-origin", "none"):
+        raise _Refused(403, "only the page that samepath serves may change something")

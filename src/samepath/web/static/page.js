@@ -1,0 +1,275 @@
+// The explorer: puts the parts together; top bar, keys, dialogs.
+
+import { el, find, say, whole } from "./dom.js";
+import { galleryPanel } from "./gallery.js";
+import { MapView } from "./mapview.js";
+import { Model } from "./model.js";
+import { isDark } from "./palette.js";
+import { classesPanel, coloursPanel, countsPanel, keyPanel, reasonsPanel } from "./panels.js";
+import { hoverCard, pointPanel } from "./point.js";
+import { openSource } from "./source.js";
+import { tunePanel } from "./tune.js";
+
+async function start() {
+  const source = await openSource();
+  history.replaceState(null, "", location.pathname); // the token need not be seen
+  const model = new Model(source.about, source.points);
+  document.title = `${model.about.title} - samepath`;
+  document.body.classList.toggle("copy", source.isCopy);
+  find("title").textContent = model.about.title;
+  find("title").title = model.about.folder;
+  const act = actions(model, source);
+  const hover = hoverCard(model, source, find("map"));
+  const view = new MapView(model, {
+    hover,
+    click: (row, event) => {
+      hover(-1);
+      if (event.shiftKey && row >= 0) act.select([row], false);
+      else act.pin(row);
+    },
+    select: act.select,
+  });
+  Object.assign(act, {
+    centre: (row) => view.centre(row),
+    near: (rows) => view.setNear(rows),
+    point: (row) => view.point(row),
+    show: (row) => {
+      act.pin(row);
+      view.reveal(row);
+    },
+  });
+  countsPanel(model);
+  coloursPanel(model);
+  classesPanel(model);
+  reasonsPanel(model);
+  keyPanel(model);
+  pointPanel(model, source, act);
+  const gallery = galleryPanel(model, source, act);
+  const showTab = tabs({ point: () => {}, gallery: gallery.open });
+  act.pin = (row) => {
+    model.pin(row);
+    if (row >= 0) showTab("point");
+  };
+  if (!source.isCopy) {
+    const tune = tunePanel(model, source);
+    act.finish = tune.finish;
+    topBar(model, source, act);
+    selectionBar(model, act);
+    if (model.about.set_aside) {
+      say(`The keep-list is another than before; edits of the old one are in ${model.about.set_aside}`);
+    }
+  }
+  keys(model, act, view);
+  themeButton(model);
+  window.samepath = { model, view }; // for tests, and for people who are curious
+  document.body.classList.add("ready");
+}
+
+/** What a person can do, each with its answer or its error in one line. */
+function actions(model, source) {
+  const change = async (path, body, done) => {
+    try {
+      await act.finish();
+      const version = model.state.version;
+      const answer = await source.change(path, body);
+      if (answer.version > version + 1) await reload(); // another window changed something too
+      else model.apply(answer);
+      if (done) say(done(answer));
+    } catch (error) {
+      say(error.message, "error");
+    }
+  };
+  const reload = async () => {
+    const fresh = await source.constructor.open();
+    model.load(fresh.about, fresh.points);
+    model.tell("data");
+    model.tell("state");
+  };
+  const examples = (number) => (number === 1 ? "1 example" : `${whole(number)} examples`);
+  const act = {
+    finish: async () => {},
+    pin: (row) => model.pin(row),
+    mark: (rows, kept, note) => {
+      if (source.isCopy || !rows.length) return null;
+      return change("mark", { rows, kept, note: note || null }, (answer) =>
+        `${kept ? "Kept" : "Dropped"} ${examples(answer.rows.length)}. z takes it back.`);
+    },
+    note: (rows, note) => change("note", { rows, note }, () => (note ? "Noted." : "Note removed.")),
+    undo: () => {
+      const { undo } = model.state;
+      return change("undo", {}, () => `Undone: ${undo || "clusters"}`);
+    },
+    redo: () => change("redo", {}, (answer) => `Done again: ${answer.undo}`),
+    select: (rows, isLess) => {
+      const chosen = new Set(model.selected);
+      for (const row of rows) (isLess ? chosen.delete(row) : chosen.add(row));
+      if (!rows.length) say("There is no point inside.");
+      model.select(chosen);
+    },
+    save: async () => {
+      try {
+        await act.finish();
+        const saved = await source.change("save");
+        Object.assign(model.state, saved);
+        model.tell("state");
+        find("saved-words").textContent =
+          `${whole(saved.num_kept)} of ${whole(model.num)} examples are kept. Saved in`;
+        find("saved-file").textContent = saved.file;
+        find("saved-train").textContent = saved.train;
+        find("saved").showModal();
+      } catch (error) {
+        say(error.message, "error");
+      }
+    },
+  };
+  return act;
+}
+
+function topBar(model, source, act) {
+  const draw = () => {
+    const { undo, redo, num_edits: number, is_saved: isSaved, saved_as: file } = model.state;
+    find("undo").disabled = !undo;
+    find("undo").title = undo ? `Undo: ${undo} (z)` : "Nothing to undo";
+    find("redo").disabled = !redo;
+    find("redo").title = redo ? `Do again: ${redo} (Shift+z)` : "Nothing to do again";
+    find("status").textContent = !isSaved ? `${number} edit${number === 1 ? "" : "s"}, not saved yet`
+      : file ? `saved as ${file}` : model.about.keep;
+    find("status").classList.toggle("unsaved", !isSaved);
+    find("save").disabled = isSaved;
+    find("save").title = isSaved ? "Nothing to save: no edits yet"
+      : "Write a new keep-list beside the old one (Ctrl+S)";
+  };
+  model.on("state", draw);
+  draw();
+  find("undo").addEventListener("click", act.undo);
+  find("redo").addEventListener("click", act.redo);
+  find("save").addEventListener("click", act.save);
+  find("copy-train").addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(find("saved-train").textContent);
+      say("Copied.");
+    } catch {
+      getSelection().selectAllChildren(find("saved-train")); // not allowed: make it easy by hand
+      say("Press Ctrl+C to copy.");
+    }
+  });
+  const menu = find("export-menu");
+  for (const link of menu.querySelectorAll("a")) {
+    link.addEventListener("click", async (event) => {
+      menu.parentElement.open = false;
+      if (link.dataset.kind === "parquet" && !model.about.parquet) {
+        event.preventDefault();
+        say("Parquet needs pyarrow: pip install 'samepath[parquet]'", "error");
+        return;
+      }
+      say(`Making ${link.textContent.toLowerCase()} ...`);
+    });
+  }
+  document.addEventListener("click", (event) => {
+    if (!menu.parentElement.contains(event.target)) menu.parentElement.open = false;
+  });
+}
+
+function selectionBar(model, act) {
+  const bar = find("selection");
+  const note = find("selection-note");
+  const mark = (kept) => async () => {
+    await act.mark([...model.selected], kept, note.value.trim());
+    note.value = "";
+    model.select([]);
+  };
+  const draw = () => {
+    bar.hidden = !model.selected.size;
+    const rows = [...model.selected];
+    const kept = rows.filter((row) => model.kept[row]).length;
+    find("selection-words").textContent = `${whole(rows.length)} selected`;
+    find("selection-more").textContent = `${whole(kept)} kept, ${whole(rows.length - kept)} dropped`;
+  };
+  model.on("selection data", draw);
+  find("selection-keep").addEventListener("click", mark(true));
+  find("selection-drop").addEventListener("click", mark(false));
+  find("selection-clear").addEventListener("click", () => model.select([]));
+  note.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !note.value.trim()) return;
+    act.note([...model.selected], note.value.trim());
+    note.value = "";
+  });
+}
+
+function tabs(openers) {
+  const names = Object.keys(openers);
+  const show = (name) => {
+    for (const other of names) {
+      find(`tab-${other}`).setAttribute("aria-selected", other === name);
+      find(`tab-${other}`).tabIndex = other === name ? 0 : -1;
+      find(other).hidden = other !== name;
+    }
+    openers[name]();
+  };
+  for (const name of names) {
+    find(`tab-${name}`).addEventListener("click", () => show(name));
+    find(`tab-${name}`).addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+      const other = names[(names.indexOf(name) + 1) % names.length];
+      show(other);
+      find(`tab-${other}`).focus();
+    });
+  }
+  return show;
+}
+
+function keys(model, act, view) {
+  const isCopy = document.body.classList.contains("copy");
+  const marked = async (kept) => {
+    await act.mark(model.chosen(), kept, find("selection-note").value.trim());
+    model.select([]);
+  };
+  const doing = {
+    "?": () => find("help").showModal(),
+    0: () => find("zoom-fit").click(),
+    Escape: () => (model.selected.size ? model.select([]) : view.isLasso ? view.useLasso(false)
+      : model.pin(-1)),
+  };
+  const editing = {
+    k: () => marked(true),
+    d: () => marked(false),
+    z: () => !find("undo").disabled && act.undo(),
+    Z: () => !find("redo").disabled && act.redo(),
+    l: () => view.useLasso(!view.isLasso),
+    n: () => (model.selected.size ? find("selection-note") : find("note"))?.focus(),
+  };
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.matches("input[type=text], select");
+    const isDialog = document.querySelector("dialog[open]");
+    if ((event.ctrlKey || event.metaKey) && event.key === "s" && !isCopy) {
+      event.preventDefault();
+      if (!find("save").disabled && !isDialog) act.save();
+      return;
+    }
+    if (event.key === "Escape" && isTyping) event.target.blur();
+    if (isTyping || isDialog || event.ctrlKey || event.metaKey || event.altKey) return;
+    const action = doing[event.key] || (!isCopy && editing[event.key]);
+    if (!action) return;
+    event.preventDefault();
+    action();
+  });
+  find("help-button").addEventListener("click", () => find("help").showModal());
+  for (const button of document.querySelectorAll("dialog .close")) {
+    button.addEventListener("click", () => button.closest("dialog").close());
+  }
+}
+
+function themeButton(model) {
+  find("theme").addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    model.tell("theme");
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => model.tell("theme"));
+}
+
+start().catch((error) => {
+  find("map-empty").hidden = false;
+  find("map-empty").replaceChildren(el("p", { class: "lead" }, "The map cannot be shown."),
+                                    el("p", {}, error.message));
+  throw error;
+});
