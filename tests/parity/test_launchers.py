@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from samepath.engine.launch import launch
 from samepath.engine.options import Asked
 from samepath.engine.train import Request, train
 
@@ -86,3 +88,11 @@ def test_train_under_mpirun(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-1"]
     content = json.loads((tmp_path / "runs" / "digits-1" / "run.json").read_text())
     assert content["status"] == "finished"
+
+
+def test_signals_are_given_back() -> None:
+    """torch's agent installs handlers of its own; what comes after the workers is not theirs."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in numbers]
+    launch(int, (), 2)
+    assert [signal.getsignal(number) for number in numbers] == before

@@ -229,6 +229,7 @@ def test_json_is_all_there_is_on_standard_output(folder: Path, run: Run) -> None
         (("--eps", "-1"), ("must be above 0",)),
         (("--method", "kmeans"), ("dbscan, hdbscan, grid",)),
         (("--method", "grid", "--fraction", "1.5"), ("--fraction 1.5",)),
+        (("--fraction", "0.5"), ("--fraction 0.5", "add --method grid")),
         (("--min-samples", "1"), ("--min-samples 1",)),
         (("--rounds", "0"), ("--rounds 0",)),
         (("--from", "nowhere"), ("no such run or file",)),

@@ -82,8 +82,7 @@ class CurateGroup(click.Group):
     "covers the map.",
 )
 @click.option(
-    "--fraction", type=float, default=0.8, show_default=True, metavar="F",
-    help="What grid keeps of each class.",
+    "--fraction", type=float, metavar="F", help="What grid keeps of each class.  [0.8]",
 )  # fmt: skip
 @click.option(
     "--eps",

@@ -26,7 +26,7 @@ from samepath.curation.keep import (
     first_reasons,
 )
 from samepath.curation.reasons import far_from_all
-from samepath.curation.request import CurateRequest
+from samepath.curation.request import FRACTION, CurateRequest
 from samepath.curation.sampling import sample_grid
 from samepath.curation.subject import Subject
 
@@ -124,7 +124,7 @@ def _grid(
     for group in np.unique(groups):
         of_class = groups == group
         some = np.flatnonzero(of_class & clean)
-        number = round(request.fraction * int(of_class.sum()))
+        number = round((request.fraction or FRACTION) * int(of_class.sum()))
         kept, cell = sample_grid(places[some], number, examples=rows[some], seed=request.seed)
         out[some], cells[some] = ~kept, cell
     return out, cells

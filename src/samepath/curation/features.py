@@ -36,7 +36,7 @@ from samepath.keys import key
 from samepath.plan import assign
 from samepath.recipe import Recipe, find_recipe
 
-BLOCK = 8
+BLOCK = 4
 """Grains that are written at once."""
 QUICK_SECONDS = 10.0
 """What takes less is not worth starting workers for."""

@@ -23,7 +23,7 @@ from samepath.curation.features import plan_extraction
 from samepath.curation.folder import KEEP, RANDOM, CurationFolder
 from samepath.curation.keep import make_keep_list, random_control
 from samepath.curation.network import network_of, refuse_fewer_epochs
-from samepath.curation.request import CurateRequest
+from samepath.curation.request import FRACTION, CurateRequest
 from samepath.curation.stages import features_stage, inputs_stage, label_stage, map_stage
 from samepath.curation.subject import Subject, subject_of
 from samepath.data.keep_list import KeepList, read_keep_list
@@ -234,7 +234,7 @@ def _about(
             "pca_components": request.num_components,
             "perplexity": request.perplexity,
             "method": request.method,
-            "fraction": request.fraction if request.method == "grid" else None,
+            "fraction": (request.fraction or FRACTION) if request.method == "grid" else None,
             "eps": dict(request.eps),
             "min_samples": request.min_samples,
             "keep": request.keep,

@@ -15,6 +15,7 @@ from samepath.engine.progress import Display
 from samepath.errors import UserError
 
 METHODS = ("dbscan", "hdbscan", "grid")
+FRACTION = 0.8
 EVERY_CLASS = ""
 """In `eps`: the value for all classes that are not named."""
 
@@ -41,8 +42,8 @@ class CurateRequest:
     """Of the network that is trained."""
     seed: int = 0
     method: str = "dbscan"
-    fraction: float = 0.8
-    """Of each class, that `grid` keeps."""
+    fraction: float | None = None
+    """Of each class, that `grid` keeps; FRACTION when not given."""
     eps: Mapping[str, float] = field(default_factory=dict)
     """By class name; the knee's where not given."""
     min_samples: int = MIN_SAMPLES
@@ -59,8 +60,10 @@ class CurateRequest:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise UserError(f"--method {self.method}: choose one of {', '.join(METHODS)}")
-        if not 0 < self.fraction <= 1:
+        if self.fraction is not None and not 0 < self.fraction <= 1:
             raise UserError(f"--fraction {self.fraction:g}: give a part of each class, such as 0.8")
+        if self.fraction is not None and self.method != "grid":
+            raise UserError(f"--fraction {self.fraction:g} is for a sample; add --method grid")
         if self.min_samples < 2:
             raise UserError(f"--min-samples {self.min_samples}: it must be at least 2")
         if self.rounds < 1:

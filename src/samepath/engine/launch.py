@@ -16,12 +16,13 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ SHUTDOWN_SECONDS = 30
 CAUSE_SECONDS = 2.0
 """How long a worker that lost another stays, so that torch's agent, which looks at one failure and
 ends the rest, sees the one that was lost first."""
+_AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _TALKATIVE = (
     "torch.distributed",
     "torch.distributed.elastic.agent.server.api",  # has a level of its own
@@ -63,9 +65,10 @@ def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: 
     )
     with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
         try:
-            _elastic(num_workers, _reporting, "forkserver", reports)(
-                function, tuple(arguments), reports
-            )
+            with _signals_given_back():
+                _elastic(num_workers, _reporting, "forkserver", reports)(
+                    function, tuple(arguments), reports
+                )
         except ChildFailedError as error:
             raise _first_report(Path(reports), error) from None
         except SignalException as error:
@@ -76,11 +79,24 @@ def launch_script(command: Sequence[str], num_workers: int) -> None:
     """Run a Python script with its arguments on so many workers of this machine."""
     with tempfile.TemporaryDirectory(prefix="samepath-") as logs:
         try:
-            _elastic(num_workers, sys.executable, "spawn", logs)("-u", *command)
+            with _signals_given_back():
+                _elastic(num_workers, sys.executable, "spawn", logs)("-u", *command)
         except ChildFailedError as error:
             raise _describe(error) from None
         except SignalException as error:
             raise Interrupted(int(error.sigval)) from None
+
+
+@contextmanager
+def _signals_given_back() -> Iterator[None]:
+    """torch's agent answers signals while it runs, and would go on to when it has ended."""
+    before = {number: signal.getsignal(number) for number in _AGENTS_SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # only there it answers any
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _elastic(
