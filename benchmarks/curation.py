@@ -148,7 +148,7 @@ def judge(recipe: str, run: Path, folder: Path) -> dict[str, Any]:
     }
     result: dict[str, Any] = {"planted": int(wrong.sum()), "samepath": rates(flagged, wrong)}
     for name, belief in beliefs.items():
-        theirs = np.asarray(find_label_issues(labels, belief))
+        theirs = np.asarray(find_label_issues(labels, belief, n_jobs=1))
         chosen = rates(theirs, wrong)
         quality = get_label_quality_scores(labels, belief)
         result[f"cleanlab on {name}"] = {
