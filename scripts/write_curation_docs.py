@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from samepath.curation.compare import from_json
 from samepath.report.curation_compare import comparison_table
 from samepath.report.curation_report import classes_table
@@ -106,8 +108,9 @@ def main(curated18: Path, curated34: Path, compared: Path) -> None:
         text = before + begin + content + end + after
     page.write_text(text)
     images = ROOT / "docs" / "images"
-    shutil.copy(curated18 / "map.png", images / "curation_map.png")
-    shutil.copy(curated18 / "classes.png", images / "curation_classes.png")
+    for name in ("map", "classes", "dropped"):
+        picture = Image.open(curated18 / f"{name}.png").convert("RGB")
+        picture.quantize(256).save(images / f"curation_{name}.png", optimize=True)
     shutil.copy(compared / "comparison.png", images / "curation_comparison.png")
     shutil.copy(compared / "comparison.json", ROOT / "benchmarks/results/curation_comparison.json")
 

@@ -142,6 +142,8 @@ def test_the_verdict_counts_only_what_seeds_agree_on(found: tuple[Path, Comparis
     )
     words = verdict(replace(comparison, runs=runs, weight_decays=DECAYS[:1]))
     assert "90.9% of the data" in words
+    assert words.endswith("at 33% of the places: add --seeds 4 before believing it.")
+    assert "cannot tell" in verdict(replace(comparison, seeds=(0,)))
     assert "better at batch 10 and 20 than all of it" in words
     assert "better at batch 10 and 20 than as much kept at random" in words
     near = tuple(

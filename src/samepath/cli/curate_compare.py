@@ -25,7 +25,7 @@ from samepath.errors import UserError
 )
 @click.option("--batch-sizes", metavar="LIST", help="The recipe's when not given.")
 @click.option("--weight-decays", metavar="LIST", help="The recipe's when not given.")
-@click.option("--seeds", type=int, default=3, show_default=True, metavar="N", help="Runs of each.")
+@click.option("--seeds", type=int, default=4, show_default=True, metavar="N", help="Runs of each.")
 @click.option("--max-epochs", type=int, metavar="E", help="Epochs of every run; the recipe's.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The folder; compare beside the keep-list."

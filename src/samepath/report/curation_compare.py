@@ -1,7 +1,8 @@
 """What a comparison found: table, picture, two sentences, one page.
 
 In: a Comparison. Out: `comparison.json`, `comparison.png`, `comparison.html` in its folder.
-Guaranteed: a difference smaller than the spread of the seeds is not called one.
+Guaranteed: a difference is called one only where the seeds lie apart, and if they are so few that
+they often would by chance, the verdict says how often.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from samepath.report.study_tables import (
 from samepath.report.study_words import listed, number
 from samepath.study.results import Interval
 
+CHANCE = 0.05
 _LOOKS = {FULL: ("#0072B2", "o"), FILTERED: ("#D55E00", "s"), RANDOM: ("#7F7F7F", "^")}
 _CALLED = {
     FULL: "all examples",
@@ -53,7 +55,7 @@ def finish_comparison(comparison: Comparison, folder: Path) -> tuple[Comparison,
     content = json.dumps(finite(to_json(comparison)), indent=1)
     write_atomically(folder / "comparison.json", content + "\n")
     page = folder / "comparison.html"
-    title = f"{comparison.recipe}: did curation help?"
+    title = f"{Path(comparison.recipe).stem}: did curation help?"
     write_page(page, title, list(_sections(comparison, folder)))
     return comparison, page
 
@@ -73,7 +75,11 @@ def comparison_table(comparison: Comparison) -> Rows:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Filtered against all, and against as many at random, over every batch size and decay."""
+    """Filtered against all, and against as many at random, over every batch size and decay; and how
+    far to believe it."""
+    seeds = len(comparison.seeds)
+    if seeds == 1:
+        return "One seed cannot tell a difference from chance. Add --seeds 4 and run it again."
     places = [(b, d) for d in comparison.weight_decays for b in comparison.batch_sizes]
     against = [
         f"{_balance(comparison, places, FULL)} than all of it",
@@ -81,10 +87,17 @@ def verdict(comparison: Comparison) -> str:
     ]
     kept = {v.name: v.num_examples for v in comparison.variants}
     share = 100.0 * kept[FILTERED] / kept[FULL]
-    return (
-        f"Trained on {share:.1f}% of the data that curation kept, {comparison.metric} after "
+    words = (
+        f"Trained on the {share:.1f}% of the data that curation kept, {comparison.metric} after "
         f"{comparison.epochs} epochs is {against[0]}. It is {against[1]}."
     )
+    by_chance = 2.0 / math.comb(2 * seeds, seeds)
+    if by_chance > CHANCE:
+        words += (
+            f" With {seeds} seeds, two kinds of data that do not differ would seem to at "
+            f"{100.0 * by_chance:.0f}% of the places: add --seeds 4 before believing it."
+        )
+    return words
 
 
 def _balance(comparison: Comparison, places: Sequence[tuple[int, float]], other: str) -> str:
@@ -125,7 +138,7 @@ def draw_comparison(comparison: Comparison, out: Path) -> None:
     decays = comparison.weight_decays
     columns = min(len(decays), 3)
     rows = -(-len(decays) // columns)
-    title = f"{comparison.recipe}: {comparison.metric} after {comparison.epochs} epochs"
+    title = f"{Path(comparison.recipe).stem}: {comparison.metric} after {comparison.epochs} epochs"
     figure = new_figure(4.9 * columns + 2.8, 3.9 * rows + 0.4, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     beside = side_by_side(list(_LOOKS), comparison.batch_sizes)
