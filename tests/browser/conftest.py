@@ -1,4 +1,4 @@
-"""One browser for all tests, and pages that must stay free of errors.
+"""One browser for the tests of a module, and pages that must stay free of errors.
 
 Needs Debian's chromium and PyPI's playwright; without them the tests are skipped, and say so.
 """
@@ -21,7 +21,7 @@ GONE = "net::ERR_CONNECTION_REFUSED"
 """What a browser reports when the server has ended: a test does that on purpose."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, nothing else can run an event loop
 def browser() -> Iterator[Browser]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not CHROMIUM.exists():

@@ -52,7 +52,7 @@ def planned(file: str, layer: str | None = None) -> tuple[Extraction, nn.Module]
 
 def test_the_same_bits_at_every_worker_count(tmp_path: Path) -> None:
     extraction, model = planned(RECIPE)
-    assert (extraction.layer, extraction.head, extraction.num_blocks) == ("3:input", "3", 4)
+    assert (extraction.layer, extraction.head, extraction.num_blocks) == ("3:input", "3", 7)
     found = {n: extract(extraction, model, tmp_path / str(n), num_workers=n) for n in (1, 2, 3)}
     assert set(found[1]) == {"features", "losses", "probabilities"}
     assert len({checksum(arrays) for arrays in found.values()}) == 1
@@ -72,7 +72,7 @@ def test_any_model_any_data_and_after_an_interruption(
     file = tmp_path / "mine.py"
     file.write_text(NO_CLASSIFIER)
     extraction, model = planned(str(file), layer="first")
-    assert (extraction.head, extraction.num_blocks) == (None, 3)
+    assert (extraction.head, extraction.num_blocks) == (None, 6)
     whole = extract(extraction, model, tmp_path / "whole", num_workers=2)
     assert set(whole) == {"features", "losses"}
     assert whole["features"].shape == (70, 5)
