@@ -9,20 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from samepath.data.cifar10 import CLASS_NAMES
 from samepath.data.keep_list import KeepList, write_keep_list
 
-NAMES = [
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-]
+NAMES = list(CLASS_NAMES)
 NOISE_SHARE = 0.06
 
 

@@ -14,17 +14,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from samepath.data.keep_list import read_keep_list
-from samepath.engine.options import Options
-from samepath.engine.train import available_workers
+from samepath.engine.options import Options, training_source
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
-from samepath.study.batches import METRIC, refuse_batches
-from samepath.study.collect import curve_of, end_of
+from samepath.study.batches import facts_of, judged_by, refuse_batches, train_all, with_batch
 from samepath.study.grid import Job
-from samepath.study.opening import StudyRequest, entered, look_into
-from samepath.study.results import AnyStudy, Ended, Epoch, read_as
-from samepath.study.runner import Watcher, run_jobs
+from samepath.study.opening import StudyRequest, look_into
+from samepath.study.results import BatchRun, BatchStudy, read_as
+from samepath.study.runner import Watcher
 
 FULL, FILTERED, RANDOM = "full", "filtered", "random"
 
@@ -41,30 +38,18 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedRun:
+class ComparedRun(BatchRun):
     variant: str
-    batch_size: int
     weight_decay: float
-    seed: int
-    folder: str
-    ended: Ended
-    why: str
-    curve: tuple[Epoch, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(AnyStudy):
+class Comparison(BatchStudy):
     """All runs of a comparison; `num_examples` is that of the full data."""
 
     variants: tuple[Variant, ...]
-    batch_sizes: tuple[int, ...]
     weight_decays: tuple[float, ...]
-    seeds: tuple[int, ...]
-    epochs: int
-    metric: str
-    """What a run is judged by at its end: "accuracy" where the recipe evaluates it, else "loss"."""
     runs: tuple[ComparedRun, ...]
-    verdict: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +83,11 @@ def compare(request: StudyRequest, wanted: Wanted, watcher: Watcher) -> Comparis
         place: _job(options[place[3]], *place) for place in product(seeds, decays, sizes, options)
     }
     kept = {name: each.keep_identity for name, each in options.items()}
-    with entered(opened, request, "comparison", also={"keep_lists": kept}):
-        run_jobs(
-            list(jobs.values()),
-            opened.folder,
-            cores=available_workers(),
-            command=request.command,
-            watcher=watcher,
-        )
-    runs = tuple(_run(opened.folder, job, *place) for place, job in jobs.items())
-    judged = any(METRIC in epoch.metrics for run in runs for epoch in run.curve)
+    train_all(opened, request, jobs.values(), "comparison", watcher, {"keep_lists": kept})
+    runs = tuple(
+        ComparedRun(variant=variant, weight_decay=decay, **facts_of(opened.folder, job))
+        for (_, decay, _, variant), job in jobs.items()
+    )
     return Comparison(
         **opened.heading(request),
         variants=tuple(
@@ -118,7 +98,7 @@ def compare(request: StudyRequest, wanted: Wanted, watcher: Watcher) -> Comparis
         weight_decays=decays,
         seeds=seeds,
         epochs=shared.epochs,
-        metric=METRIC if judged else "loss",
+        metric=judged_by(runs),
         runs=runs,
         verdict="",
     )
@@ -135,9 +115,11 @@ def from_json(content: Mapping[str, Any]) -> Comparison:
 
 def _only_kept(options: Options, keep: Path) -> Options:
     found = find_recipe(options.recipe, options.data, str(keep))
-    num_examples = len(read_keep_list(keep).rows)
     return replace(
-        options, keep=found.keep, keep_identity=found.keep_identity, num_examples=num_examples
+        options,
+        keep=found.keep,
+        keep_identity=found.keep_identity,
+        num_examples=len(training_source(found.recipe)),
     )
 
 
@@ -153,32 +135,8 @@ def _refuse_unequal(wanted: Wanted, options: Mapping[str, Options]) -> None:
 
 
 def _job(options: Options, seed: int, decay: float, batch_size: int, variant: str) -> Job:
-    own = replace(
-        options,
-        batch_size=batch_size,
-        grain_size=min(options.grain_size, batch_size),
-        weight_decay=decay,
-        seed=seed,
-        patience=None,  # all runs have the same epochs
-    )
     return Job(
         folder=f"runs/{variant}-batch{batch_size}-decay{decay:.6g}-seed{seed}",
         label=f"{variant}, batch {batch_size}, decay {decay:.3g}, seed {seed}",
-        options=own,
-    )
-
-
-def _run(
-    folder: Path, job: Job, seed: int, decay: float, batch_size: int, variant: str
-) -> ComparedRun:
-    ended, why = end_of(folder, job)
-    return ComparedRun(
-        variant=variant,
-        batch_size=batch_size,
-        weight_decay=decay,
-        seed=seed,
-        folder=job.folder,
-        ended=ended,
-        why=why,
-        curve=curve_of(folder, job),
+        options=replace(with_batch(options, batch_size, seed), weight_decay=decay),
     )

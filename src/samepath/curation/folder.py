@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from samepath.curation.cache import Arrays, checksum, write_arrays
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.engine.checkpoint import write_atomically
-from samepath.engine.rundir import finite, lock_folder
+from samepath.engine.rundir import finite, lock_folder, make_folder
 from samepath.errors import UserError
 
 ABOUT = "curation.json"
@@ -56,12 +56,7 @@ class CurationFolder:
 
     def begin(self, origin: dict[str, str], recipe: str) -> None:
         """Make the folder ours, and keep others from writing to it."""
-        try:
-            self.cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"--out {self.path} cannot be made ({error.strerror}); give another folder"
-            ) from None
+        make_folder(self.cache)
         self._lock = lock_folder(self.path, f"{self.path} is being curated")
         self._write_origin({**self._origin(), **origin, "recipe": recipe})
 

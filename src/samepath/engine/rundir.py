@@ -29,6 +29,16 @@ LOCK_SECONDS = 5.0
 """How long somebody who is just ending is waited for."""
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder that --out names, or one in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {folder} cannot be made ({error.strerror}); give another folder"
+        ) from None
+
+
 def lock_folder(folder: Path, busy: str) -> int:
     """Lock a folder until the result is closed or this process ends; an error if somebody else has
     it and keeps it."""
@@ -104,12 +114,7 @@ class RunFolder:
 
     def write(self, options: Options, command: list[str], earlier: dict[str, Any] | None) -> None:
         """Begin or continue a run, and keep everybody else from writing here."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"--out {self.path} cannot be made ({error.strerror}); give another folder"
-            ) from None
+        make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         began = {"command": command, "versions": versions(), "time": time.time()}
         starts = [*(earlier or {}).get("starts", []), began]

@@ -13,7 +13,7 @@ usual for these networks (He et al. 2016, section 4.2, with 0.0001).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from samepath.data import Draws
 from samepath.data.cifar10 import CLASS_NAMES, find_cifar10, load_cifar10
 from samepath.recipe import Recipe
+from samepath.recipes.classification import Batch, evaluate, loss
 from samepath.recipes.resnet import ResNet
-
-Batch = tuple[Tensor, Tensor]
 
 MEANS = (0.4914, 0.4822, 0.4465)
 DEVIATIONS = (0.2470, 0.2435, 0.2616)
@@ -84,20 +83,6 @@ def network(depth: int = 18, *, width: int = 64) -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(normalise=Normalise(), resnet=ResNet(depth, num_classes=10, width=width))
     )
-
-
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-
-def evaluate(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    images, labels = batch
-    scores = model(images)
-    return {
-        "loss": F.cross_entropy(scores, labels),
-        "accuracy": (scores.argmax(1) == labels).float().mean(),
-    }
 
 
 def crop_and_flip(batch: Batch, draws: Draws) -> Batch:

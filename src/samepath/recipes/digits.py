@@ -6,17 +6,14 @@ CNN with batch norm, dropout and augmentation; a last batch that is short.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 
 from samepath.data import Draws
 from samepath.recipe import Recipe
-
-Batch = tuple[Tensor, Tensor]
+from samepath.recipes.classification import Batch, evaluate, loss
 
 
 class DigitsNet(nn.Sequential):
@@ -39,20 +36,6 @@ class DigitsNet(nn.Sequential):
             nn.Dropout(0.3),
             nn.Linear(8 * width, 10),
         )
-
-
-def loss(model: nn.Module, batch: Batch) -> Tensor:
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-
-def evaluate(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    images, labels = batch
-    scores = model(images)
-    return {
-        "loss": F.cross_entropy(scores, labels),
-        "accuracy": (scores.argmax(1) == labels).float().mean(),
-    }
 
 
 def shift(batch: Batch, draws: Draws) -> Batch:

@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from samepath.curation.compare import ComparedRun, Comparison
 from samepath.report.study_verdict import verdict
 from samepath.report.study_words import (
     ENDED,
@@ -25,7 +24,7 @@ from samepath.report.study_words import (
     percent,
     percent_interval,
 )
-from samepath.study.results import AnyStudy, Cell, GridRun, GridStudy, Study
+from samepath.study.results import AnyStudy, BatchRun, BatchStudy, Cell, GridStudy, Study
 
 __all__ = [
     "EFFICIENCY_NOTE",
@@ -210,7 +209,7 @@ def grid_table(study: GridStudy) -> Rows:
     return rows
 
 
-def final_metric(study: GridStudy | Comparison, run: GridRun | ComparedRun) -> float:
+def final_metric(study: BatchStudy, run: BatchRun) -> float:
     """What a run is judged by, at its end; NaN if it did not get there in good health."""
     if not run.curve or run.ended in ("diverged", "impossible", "unfinished"):
         return math.nan
@@ -219,7 +218,7 @@ def final_metric(study: GridStudy | Comparison, run: GridRun | ComparedRun) -> f
     return value if value is not None and math.isfinite(value) else math.nan
 
 
-def metric_better(study: GridStudy | Comparison) -> str:
+def metric_better(study: BatchStudy) -> str:
     """ "lower" or "higher"."""
     return "lower" if study.metric == "loss" else "higher"
 
@@ -247,9 +246,7 @@ def _marked(text: str, cell: Cell) -> str:
     return text if cell.reached == cell.seeds else f"{text}, {cell.reached} of {cell.seeds} seeds"
 
 
-def metric_text(
-    study: GridStudy | Comparison, runs: Sequence[GridRun] | Sequence[ComparedRun]
-) -> str:
+def metric_text(study: BatchStudy, runs: Sequence[BatchRun]) -> str:
     """What runs with several seeds ended with: median (lowest to highest), or how they ended."""
     if not runs:
         return "not run"

@@ -6,8 +6,10 @@ for the same number of epochs and judged at the end. Guaranteed: as for a race, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from samepath.engine.options import Options
 from samepath.engine.train import available_workers
@@ -15,7 +17,7 @@ from samepath.errors import UserError
 from samepath.study.collect import curve_of, end_of
 from samepath.study.grid import Job
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
-from samepath.study.results import GridRun, GridStudy
+from samepath.study.results import BatchRun, GridRun, GridStudy
 from samepath.study.runner import Watcher, run_jobs
 
 METRIC = "accuracy"
@@ -40,26 +42,32 @@ def batch_study(
         for rate in rates
         for size in batch_sizes
     }
-    with entered(opened, request, "grid"):
-        run_jobs(
-            list(jobs.values()),
-            opened.folder,
-            cores=available_workers(),
-            command=request.command,
-            watcher=watcher,
-        )
-    runs = tuple(_run(opened, size, rate, seed, job) for (size, rate, seed), job in jobs.items())
-    judged = any(METRIC in epoch.metrics for run in runs for epoch in run.curve)
+    train_all(opened, request, jobs.values(), "grid", watcher)
+    runs = tuple(
+        GridRun(learning_rate=rate, **facts_of(opened.folder, job))
+        for (_, rate, _), job in jobs.items()
+    )
     return GridStudy(
         **opened.heading(request),
         batch_sizes=tuple(batch_sizes),
         learning_rates=rates,
         seeds=seeds,
         epochs=options.epochs,
-        metric=METRIC if judged else "loss",
+        metric=judged_by(runs),
         runs=runs,
         verdict="",
     )
+
+
+def _job(options: Options, batch_size: int, rate: float, seed: int) -> Job:
+    return Job(
+        folder=f"runs/batch{batch_size}-rate{rate:.6g}-seed{seed}",
+        label=f"batch {batch_size}, rate {rate:.3g}, seed {seed}",
+        options=replace(with_batch(options, batch_size, seed), learning_rate=rate),
+    )
+
+
+# ---- what every study of batch sizes does
 
 
 def refuse_batches(batch_sizes: Sequence[int], num_examples: int) -> None:
@@ -71,30 +79,45 @@ def refuse_batches(batch_sizes: Sequence[int], num_examples: int) -> None:
         )
 
 
-def _job(options: Options, batch_size: int, rate: float, seed: int) -> Job:
-    own = replace(
-        options,
-        batch_size=batch_size,
-        grain_size=min(options.grain_size, batch_size),
-        learning_rate=rate,
-        seed=seed,
-        patience=None,  # all runs have the same epochs
-    )
-    return Job(
-        folder=f"runs/batch{batch_size}-rate{rate:.6g}-seed{seed}",
-        label=f"batch {batch_size}, rate {rate:.3g}, seed {seed}",
-        options=own,
-    )
+def with_batch(options: Options, batch_size: int, seed: int) -> Options:
+    """Options of a run that goes on to its last epoch, as all of its study do."""
+    grain_size = min(options.grain_size, batch_size)
+    return replace(options, batch_size=batch_size, grain_size=grain_size, seed=seed, patience=None)
 
 
-def _run(opened: Opened, batch_size: int, rate: float, seed: int, job: Job) -> GridRun:
-    ended, why = end_of(opened.folder, job)
-    return GridRun(
-        batch_size=batch_size,
-        learning_rate=rate,
-        seed=seed,
-        folder=job.folder,
-        ended=ended,
-        why=why,
-        curve=curve_of(opened.folder, job),
-    )
+def train_all(
+    opened: Opened,
+    request: StudyRequest,
+    jobs: Iterable[Job],
+    kind: str,
+    watcher: Watcher,
+    also: Mapping[str, Any] | None = None,
+) -> None:
+    """Enter the study's folder and train what is not there yet."""
+    with entered(opened, request, kind, also):
+        run_jobs(
+            list(jobs),
+            opened.folder,
+            cores=available_workers(),
+            command=request.command,
+            watcher=watcher,
+        )
+
+
+def facts_of(study: Path, job: Job) -> dict[str, Any]:
+    """The fields of `BatchRun`."""
+    ended, why = end_of(study, job)
+    return {
+        "batch_size": job.options.batch_size,
+        "seed": job.options.seed,
+        "folder": job.folder,
+        "ended": ended,
+        "why": why,
+        "curve": curve_of(study, job),
+    }
+
+
+def judged_by(runs: Iterable[BatchRun]) -> str:
+    """Accuracy, where any run has one."""
+    judged = any(METRIC in epoch.metrics for run in runs for epoch in run.curve)
+    return METRIC if judged else "loss"

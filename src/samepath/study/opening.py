@@ -17,7 +17,7 @@ from typing import Any, Literal
 from samepath.data import as_source
 from samepath.engine.checkpoint import write_atomically
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
-from samepath.engine.rundir import lock_folder
+from samepath.engine.rundir import lock_folder, make_folder
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.study.results import FORMAT
@@ -147,12 +147,7 @@ def entered(
             )
     elif folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"--out {folder} is not empty and holds no study; give another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {folder} cannot be made ({error.strerror}); give another folder"
-        ) from None
+    make_folder(folder)
     lock = lock_folder(folder, f"the study in {folder} is being run")
     try:
         write_atomically(file, json.dumps(settings, indent=2) + "\n")

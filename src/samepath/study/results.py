@@ -225,11 +225,10 @@ class Study(AnyStudy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridRun:
-    """One batch size at one learning rate with one seed."""
+class BatchRun:
+    """A run with one batch size and one seed, of as many epochs as all others of its study."""
 
     batch_size: int
-    learning_rate: float
     seed: int
     folder: str
     ended: Ended
@@ -238,17 +237,30 @@ class GridRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridStudy(AnyStudy):
-    """All of a grid of batch sizes and learning rates (Gahlot et al. 2020, figures 4 and 5)."""
+class BatchStudy(AnyStudy):
+    """What every study of batch sizes has beside its runs."""
 
     batch_sizes: tuple[int, ...]
-    learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
     epochs: int
     metric: str
     """What a run is judged by at its end: "accuracy" where the recipe evaluates it, else "loss"."""
-    runs: tuple[GridRun, ...]
     verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRun(BatchRun):
+    """One batch size at one learning rate with one seed."""
+
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridStudy(BatchStudy):
+    """All of a grid of batch sizes and learning rates (Gahlot et al. 2020, figures 4 and 5)."""
+
+    learning_rates: tuple[float, ...]
+    runs: tuple[GridRun, ...]
 
 
 def to_json(study: Study | GridStudy) -> dict[str, Any]:
