@@ -1,0 +1,1 @@
+"""What a run, a recipe and a machine say: how many workers, which batch, and why."""

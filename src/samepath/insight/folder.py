@@ -1,0 +1,77 @@
+"""The folder of one finding: advice, a profile, curvature, a simulation.
+
+In: a kind, and what was found. Out: `<kind>.json` in a folder of its own, beside figures, a page
+and whatever else the kind keeps. Guaranteed: the folder is made only when there is something to
+write, so that a command that fails leaves nothing; nothing of anybody else's is overwritten; the
+JSON is written last and whole, so that a folder that has it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from samepath.engine.checkpoint import write_atomically
+from samepath.engine.options import versions
+from samepath.engine.rundir import finite, make_folder
+from samepath.errors import UserError
+
+Kind: TypeAlias = Literal["advice", "profile", "curvature", "simulation"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+FORMAT = 1
+
+
+def choose_folder(kind: Kind, name: str, out: Path | None) -> Path:
+    """The folder asked for, or insight/<name>-<kind>-<number>; refused unless it is new or empty.
+    It is not made yet."""
+    if out is None:
+        number = 1
+        while (found := Path("insight") / f"{Path(name).stem}-{kind}-{number}").exists():
+            number += 1
+        return found
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; give a folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"--out {out} is not empty; give a new folder")
+    return out
+
+
+def write_finding(
+    folder: Path, kind: Kind, *, recipe: str, command: Sequence[str], content: Mapping[str, Any]
+) -> None:
+    """`<kind>.json`; the folder is made if need be."""
+    make_folder(folder)
+    whole = {
+        "format": FORMAT,
+        "kind": kind,
+        "recipe": recipe,
+        "command": list(command),
+        "versions": versions(),
+        "time": time.time(),
+        **content,
+    }
+    write_atomically(folder / f"{kind}.json", json.dumps(finite(whole), indent=1) + "\n")
+
+
+def kind_of(folder: Path) -> Kind | None:
+    """Which finding a folder holds."""
+    return next((kind for kind in KINDS if (folder / f"{kind}.json").is_file()), None)
+
+
+def read_finding(folder: Path, kind: Kind) -> dict[str, Any]:
+    """What `<kind>.json` says."""
+    file = folder / f"{kind}.json"
+    if not file.is_file():
+        raise UserError(f"{folder} holds no {kind} (there is no {kind}.json); check the path")
+    try:
+        content = json.loads(file.read_text())
+        if content["format"] != FORMAT:
+            raise UserError(f"{file} has format {content['format']}; this samepath reads {FORMAT}")
+        content["recipe"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({error}); it is no {kind} of ours") from None
+    assert isinstance(content, dict)
+    return content

@@ -1,0 +1,82 @@
+"""What one step of a recipe is made of, as it was measured on this machine: `measured.json`.
+
+In: stopwatches. Out: a frozen dataclass, to JSON and back: what `advise` reasons from and
+`simulate` draws from. Guaranteed: everything in it was measured here, with one or a few real
+workers; nothing is modelled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from samepath.engine.checkpoint import write_atomically
+from samepath.engine.rundir import make_folder
+from samepath.errors import UserError
+from samepath.study.results import NetworkFacts, read_as
+
+FILE = "measured.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """One recipe on one machine."""
+
+    recipe: str
+    identity: str
+    """Of the recipe's code and plan (`Options.identity`), so that another's is not taken for it."""
+    machine: str
+    device: str
+    threads: int
+    """Of each worker."""
+    batch_size: int
+    grain_size: int
+    grain_fixed: bool
+    """The model normalises over a grain: more workers cannot mean finer grains."""
+    num_examples: int
+    grain_times: dict[str, tuple[float, ...]]
+    """Seconds of single grains, forward and backward, of one worker alone, by grain size."""
+    update_seconds: float
+    """Of a step: what is not grains and does not shrink with more workers (data, update)."""
+    tensor_names: tuple[str, ...]
+    """Gradients, in the order in which backward finds them."""
+    tensor_bytes: tuple[int, ...]
+    tensor_ready: tuple[float, ...]
+    """When each is there, as a part of a grain's time."""
+    crowding: dict[str, float]
+    """By how many processes compute side by side here: a grain's time / its time alone."""
+    local: NetworkFacts
+    """The link that workers of this machine use (shared memory where they can)."""
+    network: NetworkFacts
+    """The network collective between two workers of this machine."""
+    step_seconds: dict[str, float]
+    """Median seconds of whole steps, by how many real workers ran here."""
+    busy_cores: float
+    """What others kept busy meanwhile."""
+
+
+def write_measured(folder: Path, measured: MeasuredStep) -> None:
+    make_folder(folder)
+    content = {"format": FORMAT, **asdict(measured)}
+    write_atomically(folder / FILE, json.dumps(content, indent=1) + "\n")
+
+
+def read_measured(folder: Path) -> MeasuredStep:
+    """From the folder of an advice or a profile."""
+    file = folder / FILE
+    if not file.is_file():
+        raise UserError(
+            f"{folder} holds no measured step (there is no {FILE}); give a folder that "
+            "`samepath profile` or `samepath advise` wrote, or a recipe"
+        )
+    try:
+        content = json.loads(file.read_text())
+        if content.pop("format") != FORMAT:
+            raise ValueError("another format")
+        found = read_as(MeasuredStep, content)
+        assert isinstance(found, MeasuredStep)
+        return found
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({error}); measure again") from None

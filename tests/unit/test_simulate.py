@@ -1,0 +1,461 @@
+"""The simulated step: closed forms, a queue played cycle by cycle, and what must not change."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samepath.errors import UserError
+from samepath.insight import simulate as module
+from samepath.insight.machine import MACHINES, Cost, Machine, flat
+from samepath.insight.policies import DDP, Queue, Static, bucket_up, run_queue, run_static
+from samepath.insight.simulate import Policy, Simulated, simulate
+from samepath.insight.workload import (
+    Scaling,
+    Spread,
+    Workload,
+    assumed_ready,
+    draw,
+    measured_spread,
+    share_out,
+    workload_of,
+)
+from samepath.plan import assign
+from samepath.study.network import reduction_seconds
+from samepath.study.results import ClockFacts, NetworkFacts
+
+
+def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
+    return NetworkFacts(
+        name="x", how="given", bytes_per_second=bytes_per_second, latency_seconds=latency_seconds
+    )
+
+
+FREE = flat(link(1e30, 0.0))
+SLOW = flat(link(1e6, 1e-3))
+ONE_BUCKET = Static(bucket_bytes=1 << 40, algorithm="ring", overlap=False)
+
+
+def load(
+    *,
+    batch: int = 96,
+    grain: int = 4,
+    fixed: bool = False,
+    per_example: float = 0.01,
+    serial: float = 0.5,
+    num_bytes: tuple[int, ...] = (40_000, 60_000),
+    ready: tuple[float, ...] = (),
+    spread: Spread | None = None,
+) -> Workload:
+    return Workload(
+        name="made up",
+        batch_size=batch,
+        grain_size=grain,
+        grain_fixed=fixed,
+        grain_seconds={size: per_example * size for size in range(1, grain + 1)},
+        serial_seconds=serial,
+        tensor_bytes=num_bytes,
+        tensor_ready=ready or assumed_ready(len(num_bytes)),
+        spread=spread or Spread(),
+    )
+
+
+def at(
+    workers: int,
+    workload: Workload,
+    machine: Machine,
+    policy: Policy,
+    scaling: Scaling = "strong",
+    trials: int = 20,
+) -> Simulated:
+    (found,) = simulate(workload, machine, [workers], policy=policy, scaling=scaling, trials=trials)
+    return found
+
+
+# ---- closed forms
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 24])
+def test_without_a_network_a_step_is_the_longest_run(workers: int) -> None:
+    """A grain takes as long whoever computes it: 24 workers with one each tell how long."""
+    workload = load(spread=Spread(grain=0.3))
+    alone = draw(workload, share_out(workload, 24, "strong"), seed=0, trials=range(20)).last
+    runs = assign(24, workers)
+    expected = [max(sum(times[run.start : run.stop]) for run in runs) + 0.5 for times in alone]
+    found = at(workers, workload, FREE, Static())
+    assert found.step_seconds == pytest.approx(np.mean(expected))
+    assert (found.low_seconds, found.high_seconds) == pytest.approx(
+        tuple(np.quantile(expected, [0.05, 0.95]))
+    )
+
+
+@pytest.mark.parametrize("workers", [2, 3, 7, 24])
+def test_one_bucket_after_computing(workers: int) -> None:
+    found = at(workers, load(), SLOW, ONE_BUCKET)
+    ring = 2 * (workers - 1) * 1e-3 + 2 * (workers - 1) / workers * 100_000 / 1e6
+    compute = math.ceil(24 / workers) * 0.04
+    assert found.step_seconds == pytest.approx(compute + ring + 0.5)
+    assert found.hidden == 0.0
+    assert found.reduction_seconds == pytest.approx(ring)
+    assert found.speedup == pytest.approx((0.96 + 0.5) / (compute + ring + 0.5))
+
+
+def test_buckets_that_fit_behind_computing_leave_only_the_last() -> None:
+    """Ready at 0.25 and 1 of a grain of 0.04 s; each takes 0.01 s at two workers."""
+    workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
+    machine = flat(link(1e6, 0.0))
+    found = at(2, workload, machine, Static(bucket_bytes=0, algorithm="ring"))
+    assert found.step_seconds == pytest.approx(12 * 0.04 + 0.01 + 0.5)
+    assert found.hidden == pytest.approx(0.5)
+
+
+def test_buckets_that_do_not_fit_follow_one_another() -> None:
+    workload = load(num_bytes=(50_000, 10_000), ready=(0.25, 1.0))
+    machine = flat(link(1e6, 0.0))
+    found = at(2, workload, machine, Static(bucket_bytes=0, algorithm="ring"))
+    assert found.step_seconds == pytest.approx(11.25 * 0.04 + 0.06 + 0.5)
+    assert found.hidden == pytest.approx(0.03 / 0.06)
+
+
+def test_without_overlap_all_buckets_come_after_computing() -> None:
+    workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
+    policy = Static(bucket_bytes=0, algorithm="ring", overlap=False)
+    found = at(2, workload, flat(link(1e6, 0.0)), policy)
+    assert found.step_seconds == pytest.approx(12 * 0.04 + 0.02 + 0.5)
+
+
+def test_a_bucket_waits_for_the_worker_that_has_it_last() -> None:
+    """3 grains on 2 workers: the first has the bucket after one grain and a quarter."""
+    workload = load(batch=12, fixed=True, num_bytes=(100_000,), ready=(0.25,))
+    found = at(2, workload, flat(link(1e6, 0.0)), Static(algorithm="ring"))
+    assert found.step_seconds == pytest.approx(1.25 * 0.04 + 0.1 + 0.5)
+
+
+@pytest.mark.parametrize(("batch", "workers"), [(8, 2), (24, 2), (12, 3), (28, 3)])
+def test_our_own_reduction_ships_the_sums_of_the_plan(batch: int, workers: int) -> None:
+    workload = load(batch=batch, fixed=True)
+    found = at(workers, workload, SLOW, Static(bucket_bytes=1 << 40, overlap=False))
+    ours = reduction_seconds(SLOW.levels[0].network, 100_000, workers, batch // 4)
+    assert found.reduction_seconds == pytest.approx(ours)
+
+
+def test_a_short_last_grain_is_short() -> None:
+    assert at(1, load(batch=10), FREE, DDP).step_seconds == pytest.approx(0.1 + 0.5)
+
+
+def test_weak_scaling_does_not_cut_grains_finer() -> None:
+    assert len(share_out(load(batch=8), 100, "weak").seconds) == 200
+    assert len(share_out(load(batch=8), 100, "strong").seconds) == 8
+
+
+def test_grains_and_workers_are_drawn_apart() -> None:
+    workload = load(batch=4, fixed=True, spread=Spread(grain=0.2, worker=0.2))
+    drawn = draw(workload, share_out(workload, 500, "weak"), seed=0, trials=range(20))
+    assert np.std(np.log(drawn.last)) == pytest.approx(0.2 * math.sqrt(2), rel=0.03)
+
+
+def test_idle_workers_are_paid_for() -> None:
+    found = at(10, load(batch=8, fixed=True), FREE, Static())
+    assert found.busy_workers == 2
+    assert found.efficiency == pytest.approx((0.08 + 0.5) / (0.04 + 0.5) / 10)
+    finer = at(10, load(batch=8), FREE, Static())
+    assert finer.busy_workers == 8
+    assert finer.step_seconds == pytest.approx(0.01 + 0.5)
+
+
+def test_waiting_is_for_the_slowest() -> None:
+    """3 grains on 2 workers: one waits for a grain, so on average half a grain is waited."""
+    found = at(2, load(batch=12, fixed=True), FREE, Static())
+    assert found.waiting == pytest.approx(0.5 * 0.04 / (2 * 0.04 + 0.5))
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3])
+def test_stragglers_are_the_largest_of_lognormals(sigma: float) -> None:
+    """The mean of the largest of 64, from its distribution Phi(log x / sigma)^64."""
+    workload = load(batch=4, fixed=True, serial=0.0, spread=Spread(grain=sigma))
+    found = at(64, workload, FREE, Static(), "weak", trials=2000)
+    x = np.linspace(0.0, math.exp(8 * sigma), 200_001)[1:]
+    below = np.array([0.5 * (1 + math.erf(math.log(v) / sigma / math.sqrt(2))) for v in x[::20]])
+    mean = float(np.sum(1.0 - below**64) * (x[20] - x[0]))
+    assert found.step_seconds == pytest.approx(0.04 * mean, rel=0.01)
+
+
+def test_a_slow_worker_is_slow_in_all_its_grains() -> None:
+    """So its spread does not average out over many grains, as that of grains does."""
+    many = {
+        what: at(32, load(batch=400, serial=0.0, spread=spread), FREE, Static(), "weak", 200)
+        for what, spread in (("grain", Spread(grain=0.2)), ("worker", Spread(worker=0.2)))
+    }
+    # the largest of 32 normals is 2.07 on average; 100 grains a worker
+    assert many["worker"].step_seconds == pytest.approx(4.0 * math.exp(0.2 * 2.07), rel=0.04)
+    assert many["grain"].step_seconds == pytest.approx(4.0 * (1 + 0.02 + 0.02 * 2.07), rel=0.01)
+
+
+def test_workers_of_one_node_slow_each_other() -> None:
+    """Two in a node take 1.2 times as long, four twice: three 1.6 times. Not so across nodes."""
+    workload = replace(load(batch=12, fixed=True, serial=0.0), crowding={2: 1.2, 4: 2.0})
+    in_one = flat(link(1e30, 0.0), name="node")
+    assert at(1, workload, in_one, DDP).step_seconds == pytest.approx(3 * 0.04)
+    assert at(2, workload, in_one, DDP).step_seconds == pytest.approx(2 * 0.04 * 1.2)
+    assert at(3, workload, in_one, DDP).step_seconds == pytest.approx(0.04 * 1.6)
+    assert at(3, workload, FREE, DDP).step_seconds == pytest.approx(0.04)
+    assert MACHINES["summit"].side_by_side(4) == 4
+    assert MACHINES["summit"].side_by_side(100) == 6
+
+
+def test_measured_factors_are_drawn_as_they_were_measured() -> None:
+    spread = measured_spread({4: [0.9, 1.0, 1.0, 1.1, 3.0], 8: [2.0, 2.0, 2.0]})
+    assert sorted(spread.factors) == pytest.approx([0.9, 1, 1, 1, 1, 1, 1.1, 3.0])
+    drawn = spread.of_grains(np.linspace(1e-6, 1 - 1e-6, 10_001))
+    assert drawn.min() == pytest.approx(0.9)
+    assert drawn.max() == pytest.approx(3.0)
+    assert np.median(drawn) == pytest.approx(1.0)
+    assert np.mean(drawn) == pytest.approx(np.mean(spread.factors), rel=0.01)
+
+
+# ---- the queue
+
+
+def play_queue(
+    ready: list[float],
+    num_bytes: list[int],
+    cost: Cost,
+    policy: Queue,
+    workers: int,
+    agree: float,
+    phase: float,
+) -> float:
+    """One trial, cycle by cycle, without skipping any."""
+    period = max(policy.cycle_seconds, agree)
+    now, link_free, done = phase * period, 0.0, 0
+    while done < len(ready):
+        new = [i for i in range(done, len(ready)) if ready[i] <= now]
+        if not new:
+            now += period
+            continue
+        agreed = now + agree + policy.message_seconds * workers * len(new)
+        while new:
+            fused = [new.pop(0)]
+            while new and sum(num_bytes[i] for i in fused) + num_bytes[new[0]] <= (
+                policy.fusion_bytes
+            ):
+                fused.append(new.pop(0))
+            link_free = max(link_free, agreed) + cost(sum(num_bytes[i] for i in fused))
+            done += len(fused)
+        now = max(now + policy.cycle_seconds, max(link_free, agreed) if policy.waits else agreed)
+    return link_free
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    gaps=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    sizes=st.lists(st.integers(1, 50), min_size=12, max_size=12),
+    fusion=st.integers(0, 120),
+    cycle=st.integers(1, 9),
+    message=st.integers(0, 4),
+    agree=st.integers(0, 12),
+    fixed=st.integers(0, 5),
+    phase=st.integers(0, 7),
+    waits=st.booleans(),
+)
+def test_the_queue_against_one_played_cycle_by_cycle(
+    gaps: list[int],
+    sizes: list[int],
+    fusion: int,
+    cycle: int,
+    message: int,
+    agree: int,
+    fixed: int,
+    phase: int,
+    waits: bool,
+) -> None:
+    """Eighths throughout: exact in floating point, so that both see the same cycles."""
+    ready = np.cumsum(gaps) / 8.0
+    num_bytes = sizes[: len(gaps)]
+    cost = Cost(fixed / 8.0, 1.0 / 8.0)
+    policy = Queue(
+        cycle_seconds=cycle / 8.0, fusion_bytes=fusion, message_seconds=message / 64.0, waits=waits
+    )
+    both = np.stack([ready, ready + 0.125])  # two trials, so that rows must not mix
+    found = run_queue(
+        both,
+        both[:, -1],
+        num_bytes,
+        cost,
+        policy,
+        workers=8,
+        agree_seconds=agree / 8.0,
+        phase=np.array([phase / 8.0, 0.0]),
+    )
+    for row, start in enumerate((phase / 8.0, 0.0)):
+        times = both[row].tolist()
+        expected = play_queue(times, num_bytes, cost, policy, 8, agree / 8.0, start)
+        assert found.finished[row] == pytest.approx(expected)
+        assert found.busy[row] >= found.hidden[row] >= 0.0
+
+
+def test_a_queue_without_delay_is_static() -> None:
+    workload = load(num_bytes=(30_000, 10_000, 60_000), spread=Spread(grain=0.2))
+    machine = flat(link(1e6, 0.0))
+    static = at(5, workload, machine, Static(bucket_bytes=0, algorithm="ring"))
+    queue = at(5, workload, machine, Queue(cycle_seconds=1e-7, fusion_bytes=0, message_seconds=0.0))
+    assert queue.step_seconds == pytest.approx(static.step_seconds, rel=1e-5)
+    assert queue.hidden == pytest.approx(static.hidden, rel=1e-3)
+
+
+times = st.floats(0.0, 1.0)
+
+
+@settings(deadline=None)
+@given(
+    ready=st.lists(times, min_size=1, max_size=10).map(sorted),
+    cycle=st.floats(1e-3, 0.3),
+    fusion=st.integers(0, 100),
+    message=st.floats(0.0, 0.01),
+    phase=st.floats(0.0, 0.99),
+)
+def test_without_latency_no_queue_is_ahead_of_static_buckets(
+    ready: list[float], cycle: float, fusion: int, message: float, phase: float
+) -> None:
+    num_bytes = [10 + i for i in range(len(ready))]
+    cost, row = Cost(0.0, 0.005), np.array([ready])
+    static = run_static(row, row[:, -1], num_bytes, cost, Static(bucket_bytes=0))
+    queue = run_queue(
+        row,
+        row[:, -1],
+        num_bytes,
+        cost,
+        Queue(cycle_seconds=cycle, fusion_bytes=fusion, message_seconds=message),
+        workers=10,
+        agree_seconds=0.0,
+        phase=np.array([phase]),
+    )
+    assert queue.finished[0] >= static.finished[0] - 1e-12
+
+
+# ---- what must not change, or only one way
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    workers=st.integers(2, 40),
+    rate=st.floats(1e5, 1e9),
+    latency=st.floats(0.0, 1e-2),
+    worse=st.floats(1.0, 10.0),
+    algorithm=st.sampled_from(["samepath", "ring", "tree"]),
+)
+def test_a_worse_link_never_helps_and_overlap_never_hurts(
+    workers: int, rate: float, latency: float, worse: float, algorithm: str
+) -> None:
+    policy = Static(bucket_bytes=20_000, algorithm=algorithm)  # type: ignore[arg-type]
+    workload = load(num_bytes=(10_000,) * 6, spread=Spread(grain=0.1))
+
+    def step(rate: float, latency: float, how: Static = policy) -> float:
+        return at(workers, workload, flat(link(rate, latency)), how).step_seconds
+
+    best = step(rate, latency)
+    assert step(rate / worse, latency) >= best - 1e-12
+    assert step(rate, latency * worse) >= best - 1e-12
+    assert step(rate, latency, replace(policy, overlap=False)) >= best - 1e-12
+
+
+@settings(deadline=None, max_examples=40)
+@given(workers=st.integers(1, 300), more=st.integers(1, 300), seed=st.integers(0, 9))
+def test_more_workers_wait_for_a_slower_slowest(workers: int, more: int, seed: int) -> None:
+    """Draws are keyed by worker and grain, so this holds draw by draw, not only on average."""
+    workload = load(batch=8, spread=Spread(grain=0.2, worker=0.1))
+    few, many = simulate(
+        workload, FREE, [workers, workers + more], policy=DDP, scaling="weak", seed=seed, trials=5
+    )
+    assert many.low_seconds >= few.low_seconds - 1e-12
+    assert many.high_seconds >= few.high_seconds - 1e-12
+    assert many.efficiency <= few.efficiency + 1e-12
+
+
+def test_a_seed_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = load(spread=Spread(grain=0.2, worker=0.1))
+    for policy in (DDP, Queue()):
+        first = simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=3)
+        assert simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=3) == first
+        assert simulate(workload, SLOW, [8, 3], policy=policy, seed=3) == (first[2], first[1])
+        assert simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=4) != first
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MOST_AT_ONCE", 100)  # a few trials at a time
+            assert simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=3) == first
+
+
+def test_every_result_says_modelled() -> None:
+    found = simulate(load(), SLOW, [1, 2], policy=DDP)
+    assert {result.how for result in found} == {"modelled"}
+    assert found[0].hidden is None
+    assert found[0].efficiency == pytest.approx(1.0)
+
+
+def test_buckets_are_filled_as_the_engine_does() -> None:
+    import torch
+
+    from samepath.engine.gradients import lay_out
+
+    sizes = (16, 160, 320, 16, 640, 32)
+    tensors = [torch.empty(size, dtype=torch.float32) for size in sizes]
+    _, lengths = lay_out(tensors, 2000)
+    backward = [4 * size for size in reversed(sizes)]
+    found, last = bucket_up(backward, Static(bucket_bytes=2000))
+    assert found == [4 * length for length in lengths]
+    assert last[-1] == len(sizes) - 1
+    assert bucket_up([8, 8, 8, 8], Static(bucket_bytes=24, first_bucket_bytes=8)) == (
+        [8, 24],
+        [0, 3],
+    )
+
+
+@pytest.mark.parametrize("policy", [DDP, Static(), Queue()])
+def test_1536_workers_take_seconds(policy: Policy) -> None:
+    workload = load(
+        batch=64, num_bytes=(600_000,) * 160, fixed=True, spread=Spread(grain=0.05, worker=0.02)
+    )
+    began = time.perf_counter()
+    simulate(workload, MACHINES["summit"], [1536], policy=policy, scaling="weak")
+    assert time.perf_counter() - began < 5.0
+
+
+# ---- from the clock, and bad input
+
+
+def test_a_workload_from_the_clock() -> None:
+    facts = ClockFacts(
+        network=link(1e9, 1e-5),
+        local=link(1e9, 1e-5),
+        gradient_bytes=100,
+        serial_seconds=0.1,
+        grain_seconds={"1": 0.02, "4": 0.05},
+        measured_step_seconds={},
+        threads=1,
+        machine="imagined",
+        grain_size=4,
+        grain_fixed=False,
+        busy_cores=0.0,
+    )
+    workload = workload_of(facts, name="x", batch_size=16, tensor_bytes=[60, 40])
+    assert workload.tensor_ready == pytest.approx((2 / 3, 1.0))
+    assert at(1, workload, FREE, DDP).step_seconds == pytest.approx(4 * 0.05 + 0.1)
+    assert at(8, workload, FREE, DDP).step_seconds == pytest.approx(0.03 + 0.1)  # grains of 2
+    with pytest.raises(UserError, match="another recipe's profile"):
+        workload_of(facts, name="x", batch_size=16, tensor_bytes=[60])
+
+
+def test_bad_input() -> None:
+    with pytest.raises(UserError, match="numbers from 1 on"):
+        simulate(load(), FREE, [0, 2], policy=DDP)
+    with pytest.raises(UserError, match="at least one"):
+        simulate(load(), FREE, [2], policy=DDP, trials=0)
+    with pytest.raises(UserError, match="the cycle is above 0"):
+        Queue(cycle_seconds=0.0)
+    with pytest.raises(UserError, match="at least 2"):
+        measured_spread({4: [1.0]})
