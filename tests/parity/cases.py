@@ -56,6 +56,7 @@ def run(make: Callable[[Session], Case], session: Session) -> dict[str, Any]:
             result = made.trainer.step(share)
             losses.append(result.loss.hex())
             losses.extend(value.hex() for value in result.grain_losses)
+            losses.append(f"noise={result.noise}")
             digests.append(digest(state_of(made.trainer)))
         metrics = made.trainer.evaluate(made.data)
         made.trainer.end_epoch(metrics["loss"])

@@ -62,7 +62,8 @@ class Recorder(Silent):
 
     def step(self, result: StepResult, steps: int, epochs: float) -> None:
         numbers = (result.loss, result.gradient_norm, result.learning_rate, *result.grain_losses)
-        self.lines.append(f"{steps} {result.num_examples} {[number.hex() for number in numbers]}")
+        hexes = [number.hex() for number in numbers]
+        self.lines.append(f"{steps} {result.num_examples} {hexes} {result.noise}")
 
     def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
         self.lines.append(f"{epoch} {train_loss} {metrics}")

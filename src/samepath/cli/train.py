@@ -135,7 +135,9 @@ def train(
     return 3 if result.status == "diverged" else 0
 
 
-def _summary(recipe: str, folder: Path, result: dict[str, object]) -> None:
+def _summary(recipe: str, folder: Path, result: dict[str, Any]) -> None:
+    from samepath.report.noise import noise_words
+
     again = f"samepath train {recipe} --out {folder} --resume"
     words = {
         "finished": "finished",
@@ -151,4 +153,7 @@ def _summary(recipe: str, folder: Path, result: dict[str, object]) -> None:
             click.echo(
                 f"  {name:<14} {value:.6g}" if isinstance(value, float) else f"  {name:<14} {value}"
             )
+    noise = [result[f"noise_{name}"] for name in ("scale", "low", "high")]
+    if noise[0] is not None:
+        click.echo(f"  {'noise_scale':<14} {noise_words(*noise)}")
     click.echo(f"  {'run':<14} {folder}")

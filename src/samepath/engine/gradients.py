@@ -12,6 +12,7 @@ last grain is folded into its bucket the moment it exists, and full buckets leav
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -221,7 +222,7 @@ class GradientSum:
         self.parameters = list(parameters.values())
         self._tree = TreeSum(collective, self.parameters, exact=exact)
         self._overlap = collective.num_workers > 1
-        self._writing = False
+        self._writing = self._measuring = False
         self._handles = []
         if self._overlap:
             self._handles = [
@@ -234,6 +235,8 @@ class GradientSum:
             if self._writing:
                 self._refuse_sparse(index)
                 self._written[index] = True
+                if self._measuring and parameter.grad is not None:
+                    self._norms[-1] += torch._foreach_norm([parameter.grad])
                 self._tree.write_last(index, parameter.grad)
                 parameter.grad = None  # it is in its bucket; the memory can go
 
@@ -251,20 +254,26 @@ class GradientSum:
     def begin(self, reduction: Reduction) -> None:
         self._tree.begin(reduction)
         self._totals: Sums | None = None
+        self._norms: list[list[Tensor]] = []
         self._clear()
 
     def _clear(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def before_backward(self) -> None:
-        """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh."""
+    def before_backward(self, *, measure: bool = False) -> None:
+        """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh. `measure`
+        takes its norm, which is only for a grain with an even number: it starts afresh."""
         self._writing = self._overlap and self._tree.on_last_grain
         self._merged = int(self._tree.merges_with_previous and not self._writing)
         if self._merged:
             self._tree.pop()  # it is what .grad still holds
         else:
             self._clear()
+        self._measuring = measure
+        if measure:
+            assert not self._merged, "an odd grain may have been added to its pair"
+            self._norms.append([])
         if self._writing:
             self._written = [False] * len(self.parameters)
             self._tree.write_early_sums()
@@ -278,10 +287,25 @@ class GradientSum:
         else:
             for index in range(len(self.parameters)):
                 self._refuse_sparse(index)
-            self._tree.push([p.grad for p in self.parameters], merged=self._merged)
+            gradients = [p.grad for p in self.parameters]
+            present = [gradient for gradient in gradients if gradient is not None]
+            if self._measuring and present:
+                self._norms[-1] += torch._foreach_norm(present)
+            self._tree.push(gradients, merged=self._merged)
+        self._measuring = False
 
     def launch_rest(self) -> None:
         self._tree.launch_rest()
+
+    def squared_norms(self) -> list[float]:
+        """Of this worker's measured grains, one after another. fsum rounds once: parameters have no
+        order in it (and backward finds them in another than they are listed in)."""
+        return [
+            math.fsum(norm * norm for norm in torch.stack([n.float() for n in norms]).tolist())
+            if norms
+            else 0.0
+            for norms in self._norms
+        ]
 
     def finish(self) -> Sums:
         """The batch's gradient, in the order of the parameters. What nobody used is in it too (see

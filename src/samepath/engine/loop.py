@@ -140,6 +140,7 @@ class Run:
         self._final_evaluation(status)
         seconds = time.perf_counter() - started
         timed = self._step_seconds[1:] or self._step_seconds
+        noise = self.progress.noise_scale
         result = RunResult(
             status=status,
             steps=self.trainer.step_number,
@@ -155,6 +156,9 @@ class Run:
             else None,
             seconds=seconds,
             message=message,
+            noise_scale=noise.value,
+            noise_low=noise.interval[0],
+            noise_high=noise.interval[1],
             staleness_mean=self.progress.staleness_mean if self.options.server else None,
             staleness_max=self.progress.staleness_max if self.options.server else None,
             signal=(self.stop_asked() or None) if status == "interrupted" else None,
@@ -222,6 +226,7 @@ class Run:
             train_loss=result.loss,
             learning_rate=result.learning_rate,
             gradient_norm=result.gradient_norm,
+            **self.progress.noise_scale.fields(),
             **({"staleness": result.staleness} if self.options.server else {}),
         )
         self.display.step(result, self.trainer.step_number, self._epochs())

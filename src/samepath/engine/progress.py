@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from samepath.engine.noise import NoiseScale
 from samepath.engine.settings import StepResult
 
 
@@ -32,6 +33,11 @@ class RunResult:
     staleness_mean: float | None = None
     """Over all updates, where they go through a parameter server."""
     staleness_max: int | None = None
+    noise_scale: float | None = None
+    """The gradient's, at the end: about the batch above which larger ones hardly save steps."""
+    noise_low: float | None = None
+    noise_high: float | None = None
+    """Where it lies with 95%; without an upper end where the gradient is lost in the noise."""
     signal: int | None = None
     """Which signal interrupted it, where this process was told."""
 
@@ -54,6 +60,8 @@ class Progress:
     """The last validation losses, as many as the run has patience for."""
     history: list[dict[str, float]] = field(default_factory=list)
     """What the strategy had measured at the end of each epoch."""
+    noise: dict[str, float] = field(default_factory=dict)
+    """Of a NoiseScale: what it has averaged."""
     updates: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
@@ -62,8 +70,16 @@ class Progress:
         self.epoch_loss += result.loss * result.num_examples
         self.epoch_examples += result.num_examples
         self.updates += 1
+        if result.noise is not None:
+            scale = self.noise_scale
+            scale.add(result.noise)
+            self.noise = scale.state()
         self.staleness_sum += result.staleness
         self.staleness_max = max(self.staleness_max, result.staleness)
+
+    @property
+    def noise_scale(self) -> NoiseScale:
+        return NoiseScale(**self.noise)
 
     @property
     def train_loss(self) -> float | None:

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from samepath.engine.collective import Record
+from samepath.engine.noise import GrainNorms, average, is_measured
 from samepath.plan.shares import Division
+
+ROWS = 3
+"""Numbers a grain has in a record: its loss, what it counts for, and a squared norm (those of the
+measured grains, one after another)."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class StepFacts:
     loss: float
     """The batch's mean loss: grain losses by their share. fsum rounds once, so it has no order."""
     grain_losses: tuple[float, ...]
+    grain_norms: GrainNorms | None
+    """Of the grains whose norm was taken; None where there are none."""
     stop: bool
     """Some worker was asked to stop."""
     used: list[bool]
@@ -35,15 +42,17 @@ def pack(
     division: Division,
     losses: Sequence[float],
     scales: Sequence[float],
+    squared_norms: Sequence[float],
     used: Sequence[bool],
     buffers: Record,
     *,
     stop: bool,
 ) -> Record:
     """One worker's record; the same length on every worker."""
-    numbers = np.zeros((2, division.most_grains))
+    numbers = np.zeros((ROWS, division.most_grains))
     numbers[0, : len(losses)] = losses
     numbers[1, : len(scales)] = scales
+    numbers[2, : len(squared_norms)] = squared_norms
     flags = np.array([stop, *used], np.uint8)
     return np.concatenate([numbers.view(np.uint8).ravel(), flags, buffers])
 
@@ -51,18 +60,25 @@ def pack(
 def unpack(division: Division, records: Sequence[Record], num_parameters: int) -> StepFacts:
     """Everybody's records as facts."""
     most = division.most_grains
-    split = [16 * most, 16 * most + 1 + num_parameters]
+    split = [8 * ROWS * most, 8 * ROWS * most + 1 + num_parameters]
     numbers, flags, buffers = zip(*(np.split(record, split) for record in records), strict=True)
-    pairs = [
-        (float(loss), float(scale))
-        for worker, run in zip(numbers, division.reduction.runs, strict=True)
-        for loss, scale in worker.view(np.float64).reshape(2, most).T[: len(run)]
-    ]
+    pairs: list[tuple[float, float]] = []
+    norms: list[tuple[float, float]] = []
+    for worker, run in zip(numbers, division.reduction.runs, strict=True):
+        losses, scales, squared = worker.view(np.float64).reshape(ROWS, most).tolist()
+        pairs += zip(losses[: len(run)], scales, strict=False)
+        measured = [
+            scale
+            for number, scale in zip(run, scales, strict=False)
+            if is_measured(number, division.num_grains)
+        ]
+        norms += zip(squared, measured, strict=False)
     anyone = np.bitwise_or.reduce(flags)
     return StepFacts(
         # a grain that counts for nothing may have no loss to speak of (0 / 0)
         loss=math.fsum(loss * scale for loss, scale in pairs if scale),
         grain_losses=tuple(loss for loss, _ in pairs),
+        grain_norms=average(norms),
         stop=bool(anyone[0]),
         used=anyone[1:].astype(bool).tolist(),
         buffers=list(buffers),

@@ -27,6 +27,7 @@ from samepath.data.sources import Data
 from samepath.engine.collective import Alone, Mailbox
 from samepath.engine.evaluation import evaluate
 from samepath.engine.letter import NOTHING, read_facts, read_tensors, write
+from samepath.engine.noise import GrainNorms
 from samepath.engine.options import Options
 from samepath.engine.progress import RunResult
 from samepath.engine.record import StepFacts
@@ -197,6 +198,7 @@ class ServerTrainer(Trainer):
         arrived.facts = StepFacts(
             loss=facts["loss"],
             grain_losses=tuple(facts["grain_losses"]),
+            grain_norms=facts["grain_norms"] and GrainNorms(**facts["grain_norms"]),
             stop=False,
             used=used,
             buffers=[],

@@ -10,6 +10,7 @@ Which batch comes next is known when it comes, so examples are loaded then and n
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 
 import torch
 
@@ -66,6 +67,11 @@ def work(recipe: Recipe, options: Options) -> RunResult:
 def _answer(trainer: Trainer, share: Share) -> torch.Tensor:
     computed = trainer.compute(share)
     known = computed.know()
-    facts = {"loss": known.loss, "grain_losses": known.grain_losses, "used": known.used}
+    facts = {
+        "loss": known.loss,
+        "grain_losses": known.grain_losses,
+        "grain_norms": known.grain_norms and asdict(known.grain_norms),
+        "used": known.used,
+    }
     parameters, buffers = trainer.trained_parameters(), list(trainer.model.buffers())
     return write(facts, [*computed.gradient(), *buffers], [*parameters, *buffers])

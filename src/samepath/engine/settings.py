@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.data import Draws
+from samepath.engine.noise import NoiseSample
 from samepath.plan import Batch
 from samepath.strategies import Adversarial
 
@@ -63,6 +64,8 @@ class StepResult:
     grain_losses: tuple[float, ...]
     gradient_norm: float
     """Of the whole batch's gradient, before clipping."""
+    noise: NoiseSample | None
+    """What it says of the gradient noise scale; None where the batch is one grain."""
     learning_rate: float
     num_examples: int
     stop: bool

@@ -10,13 +10,14 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samepath.engine.noise import GrainNorms
 from samepath.engine.record import StepFacts
 from samepath.engine.underway import Underway
 from samepath.errors import CheckpointDamaged, UserError
@@ -71,7 +72,12 @@ def state_of(trainer: Trainer) -> State:
 def _waiting(underway: Underway) -> dict[str, Any]:
     assert underway.gradients is None, "settle() comes before the state is looked at"
     assert underway.facts is not None
-    facts = {"loss": underway.facts.loss, "grain_losses": list(underway.facts.grain_losses)}
+    facts: dict[str, Any] = {
+        "loss": underway.facts.loss,
+        "grain_losses": list(underway.facts.grain_losses),
+    }
+    if underway.facts.grain_norms is not None:
+        facts["grain_norms"] = asdict(underway.facts.grain_norms)
     if underway.behind:
         facts["behind"] = underway.behind
     return {
@@ -87,6 +93,7 @@ def _underway(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> Unde
     facts = StepFacts(
         loss=value["loss"],
         grain_losses=tuple(value["grain_losses"]),
+        grain_norms=GrainNorms(**value["grain_norms"]) if "grain_norms" in value else None,
         stop=False,
         used=[gradient is not None for gradient in value["gradient"]],
         buffers=[],

@@ -136,6 +136,7 @@ class Recorder(Display):
         facts = self._facts(trainer)
         facts["loss"] = self._result.loss.hex()
         facts["grain losses"] = fingerprint(self._result.grain_losses)
+        facts["noise scale"] = json.dumps(self._result.noise and asdict(self._result.noise))
         if trainer.step_number == self._job.look_into:
             self._trace.batch_gradient = {
                 name: fingerprint(parameter.grad)

@@ -30,6 +30,7 @@ from samepath.engine.checkpoint import load_newest, save
 from samepath.engine.collective import Collective
 from samepath.engine.evaluation import evaluate, to_device
 from samepath.engine.gradients import GradientSum
+from samepath.engine.noise import is_measured, sample
 from samepath.engine.record import pack
 from samepath.engine.refuse import refuse_unsupported
 from samepath.engine.settings import Pace, Settings, Share, StepResult
@@ -204,7 +205,16 @@ class Trainer:
         self._buffers.begin(division.reduction)
         data, scales = self._scales(share, division, mine)
         losses = [
-            self._grain(batch, number, examples, next(data), scales[number], gradients, attack)
+            self._grain(
+                batch,
+                number,
+                examples,
+                next(data),
+                scales[number],
+                gradients,
+                attack,
+                measure=is_measured(number, division.num_grains),
+            )
             for number, examples in mine.items()
         ]
         gradients.launch_rest()
@@ -214,6 +224,7 @@ class Trainer:
             division,
             torch.stack(losses).tolist() if losses else [],
             list(scales.values()),
+            gradients.squared_norms(),
             gradients.used,
             self._buffers.record(),
             stop=stop,
@@ -252,6 +263,7 @@ class Trainer:
             loss=facts.loss,
             grain_losses=facts.grain_losses,
             gradient_norm=gradient_norm,
+            noise=sample(facts.grain_norms, gradient_norm, underway.num_examples),
             learning_rate=learning_rate,
             num_examples=underway.num_examples,
             stop=facts.stop,
@@ -319,6 +331,8 @@ class Trainer:
         scale: float,
         gradients: GradientSum,
         attack: Adversarial | None,
+        *,
+        measure: bool,
     ) -> Tensor:
         """Forward and backward of one grain."""
         data = self._to_device(data)
@@ -343,7 +357,7 @@ class Trainer:
                 f"the loss of a grain {shape}; return a tensor with one number, the mean over its "
                 "examples"
             )
-        gradients.before_backward()
+        gradients.before_backward(measure=measure)
         if scale:  # a grain that counts for nothing may have no loss to speak of (0 / 0)
             loss.backward(torch.full_like(loss, scale))
         self.watch("done", number, None)

@@ -30,13 +30,18 @@ class Division:
         """Grains of the worker that has most."""
         return max(len(run) for run in self.reduction.runs)
 
+    @property
+    def num_grains(self) -> int:
+        """Of all workers."""
+        return sum(len(run) for run in self.reduction.runs)
+
     def grains(self, worker: int) -> dict[int, NDArray[np.int64]]:
         """A worker's grains: number and examples."""
         run = self.reduction.runs[worker]
         if self.exact:
             return {number: self.batch.grain(number) for number in run}
         examples = self.batch.examples
-        shares = sum(len(run) for run in self.reduction.runs)
+        shares = self.num_grains
         cuts = [len(examples) * share // shares for share in range(shares + 1)]
         return {number: examples[cuts[number] : cuts[number + 1]] for number in run}
 

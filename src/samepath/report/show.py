@@ -14,6 +14,7 @@ from samepath.engine.reopen import ReopenedRun, reopen
 from samepath.engine.rundir import RunFolder
 from samepath.errors import UserError
 from samepath.report.curves import draw_losses
+from samepath.report.noise import draw_noise, noise_lines, noise_meaning, noise_words
 from samepath.report.page import Section, write_page
 
 
@@ -33,11 +34,23 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
         labels = {each.name if told_by_name else str(each): each for each in runs}
         draw_losses(labels, picture, title=f"{run.config['recipe']}: loss")
         sections.append(Section(heading="Loss", picture=picture))
+    sections += _noise(run, folder)
     if run.recipe.show is not None:
         sections += run.recipe.show(run, folder)
     page = folder / "index.html"
     write_page(page, f"{path.name}: {run.config['recipe']}", sections)
     return page
+
+
+def _noise(run: ReopenedRun, folder: Path) -> list[Section]:
+    metrics = run.folder.read_metrics()
+    lines = noise_lines(metrics)
+    if not lines:
+        return []
+    picture, batch_size = folder / "noise.png", run.config["batch_size"]
+    draw_noise(metrics, batch_size, picture, f"{run.config['recipe']}: gradient noise scale")
+    words = noise_meaning(lines[-1]["noise_scale"], batch_size)
+    return [Section(heading="Gradient noise scale", words=words, picture=picture)]
 
 
 def _facts(run: ReopenedRun) -> list[list[str]]:
@@ -47,6 +60,9 @@ def _facts(run: ReopenedRun) -> list[list[str]]:
         if result.get(name) is not None:
             value = result[name]
             rows.append([name, f"{value:.6g}" if isinstance(value, float) else str(value)])
+    if result.get("noise_scale") is not None:
+        words = (result[f"noise_{name}"] for name in ("scale", "low", "high"))
+        rows.append(["noise scale", noise_words(*words)])
     for name in ("recipe", "data", "batch_size", "grain_size", "seed", "threads"):
         if config.get(name) is not None:
             rows.append([name, str(config[name])])
