@@ -12,6 +12,7 @@ from samepath.version import __version__
 
 if TYPE_CHECKING:
     from samepath.data import Draws as Draws
+    from samepath.engine.noise import NoiseScale as NoiseScale
     from samepath.engine.session import Session as Session
     from samepath.engine.session import start as start
     from samepath.recipe import Recipe as Recipe
@@ -23,6 +24,7 @@ _HOMES = {
     "Choice": "samepath.strategies",
     "Draws": "samepath.data",
     "Moment": "samepath.strategies",
+    "NoiseScale": "samepath.engine.noise",
     "Recipe": "samepath.recipe",
     "Session": "samepath.engine.session",
     "register_strategy": "samepath.strategies",
@@ -33,6 +35,7 @@ __all__ = [
     "Choice",
     "Draws",
     "Moment",
+    "NoiseScale",
     "Recipe",
     "Session",
     "__version__",
