@@ -1,8 +1,8 @@
 """What a run has to show, as pictures and one page.
 
 In: a run's folder, and others to compare its losses with. Out: a folder with `losses.png`, whatever
-the recipe draws (`Recipe.show`), and `index.html`, which holds it all. Guaranteed: the runs
-themselves are not changed.
+the recipe draws (`Recipe.show`), what was found out about it, and `index.html`, which holds it all.
+Guaranteed: the runs themselves are not changed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from samepath.engine.reopen import ReopenedRun, reopen
 from samepath.engine.rundir import RunFolder
 from samepath.errors import UserError
 from samepath.report.curves import draw_losses
+from samepath.report.findings import finding_sections
 from samepath.report.noise import draw_noise, noise_lines, noise_meaning, noise_words
 from samepath.report.page import Section, write_page
 
@@ -37,6 +38,7 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
     sections += _noise(run, folder)
     if run.recipe.show is not None:
         sections += run.recipe.show(run, folder)
+    sections += finding_sections(path, run.config["recipe"])
     page = folder / "index.html"
     write_page(page, f"{path.name}: {run.config['recipe']}", sections)
     return page
