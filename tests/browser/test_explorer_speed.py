@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from curation_folders import make_curation_folder
 from explorer_pages import OpenPage, serving
 
+pytestmark = pytest.mark.alone
 LOAD_SECONDS = 3.0
 FRAMES_A_SECOND = 30.0
 CLUSTER_MS = 300.0

@@ -14,6 +14,8 @@ from samepath.study import clock as clock_module
 from samepath.study.clock import Clock, measure_clock, predictions
 from samepath.study.network import PRESETS, measure_network
 
+pytestmark = pytest.mark.alone
+
 # Sleeping takes as long on a busy machine as on a quiet one, and two sleep as well as one.
 SLEEPY = """
 import time

@@ -17,7 +17,7 @@ from samepath.insight.machine import (
     reduction_cost,
     tree_seconds,
 )
-from samepath.study.network import PRESETS, reduction_seconds
+from samepath.study.network import MESSAGE_LATENCIES, PRESETS, reduction_seconds
 from samepath.study.results import NetworkFacts
 
 
@@ -84,7 +84,18 @@ def test_everybody_to_everybody_shares_the_door_of_a_node() -> None:
     doors = [each / 100.0, 4 * each * 20 / 23 / 10.0, 12 * each * 12 / 23 / 20.0]
     cost = reduction_cost(NESTED, 24, "samepath")
     assert cost.seconds_per_byte == pytest.approx(max(doors))
-    assert cost.fixed_seconds == pytest.approx(2 * (3 * 1.0 + 8 * 10.0 + 12 * 100.0))
+    messages = 2 * (3 * 1.0 + 8 * 10.0 + 12 * 100.0)
+    assert cost.fixed_seconds == pytest.approx(MESSAGE_LATENCIES * messages)
+    assert cost.latency_seconds == pytest.approx(2 * (1 - MESSAGE_LATENCIES) * 100.0)
+
+
+def test_messages_of_an_all_to_all_travel_together_those_of_a_ring_do_not() -> None:
+    flat_link = flat(link(1e9, 1e-5))
+    for workers in (2, 8, 64, 1536):
+        ours = reduction_cost(flat_link, workers, "samepath")
+        ring = reduction_cost(flat_link, workers, "ring")
+        assert ours(0) == pytest.approx(2e-5 * (1 + (workers - 2) * MESSAGE_LATENCIES))
+        assert ring(0) == ring.occupied(0) == pytest.approx(2e-5 * (workers - 1))
 
 
 @given(workers=st.integers(1, 2000), more=st.integers(0, 500))

@@ -135,6 +135,16 @@ def test_it_is_the_coordinator_that_makes_it_fall() -> None:
         assert cached == pytest.approx(on_summit(STATIC, [1536])[0], abs=0.03)
 
 
+def test_our_own_reduction_beyond_a_hundred_workers_wants_larger_buckets() -> None:
+    """Every bucket is a message to everybody, twice: with 2 MiB a bucket 90% at 96 workers, 27% at
+    1536, where a tree has 93%. With 25 MiB there are fewer messages to pay for: 77%."""
+    ours = on_summit(Static(), [96, 384, 1536])
+    assert ours == pytest.approx([0.904, 0.605, 0.269], abs=0.01)
+    assert on_summit(Static(bucket_bytes=25 << 20), [1536])[0] == pytest.approx(0.77, abs=0.01)
+    assert on_summit(Static(algorithm="tree"), [1536])[0] == pytest.approx(0.935, abs=0.01)
+    assert on_summit(Static(algorithm="ring"), [1536])[0] < ours[-1]  # its messages wait in turn
+
+
 def test_at_6000_workers_the_cache_doubles_the_speed() -> None:
     """What the default of `message_seconds` is taken from (Romero et al. 2022: twice), so that a
     change of the model that breaks it is seen."""
@@ -155,8 +165,6 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
     }
     one = MeasuredPoint(workers=1, efficiency=1.0, examples_per_second=78.0)
     out = tmp_path / "simulated_scaling.png"
-    draw_simulated_scaling("nodules (simulated)", curves, {"static buckets": [one]}, out)
+    draw_simulated_scaling("nodules (simulated)", curves, [one], out)
     with Image.open(out) as image:
         assert image.width > 800
-    with pytest.raises(AssertionError, match="belongs to a curve"):
-        draw_simulated_scaling("x", curves, {"other": [one]}, out)

@@ -109,9 +109,9 @@ def test_planning_is_pure() -> None:
                 assert stage_of(name) in {None, *allowed}, f"{module} imports {name}"
 
 
-def test_torch_distributed_is_imported_in_two_places() -> None:
+def test_torch_distributed_is_imported_in_three_places() -> None:
     found = {m for m in MODULES for name in everywhere(m) if name.startswith("torch.distributed")}
-    assert found == {"samepath.engine.collective", "samepath.engine.launch"}
+    assert found == {f"samepath.engine.{name}" for name in ("collective", "launch", "peers")}
     for module in MODULES:
         if module not in found:
             assert "torch.distributed" not in {

@@ -10,17 +10,23 @@ from typing import NoReturn
 
 import click
 
+from samepath.cli.advise import advise
 from samepath.cli.cubes import cubes
 from samepath.cli.curate import curate
+from samepath.cli.curvature import curvature
 from samepath.cli.data import download
 from samepath.cli.digest import digest
 from samepath.cli.explore import explore
 from samepath.cli.generate import generate
+from samepath.cli.profile import profile
 from samepath.cli.recipes import recipes
 from samepath.cli.run import run
 from samepath.cli.show import show
+from samepath.cli.simulate import simulate
 from samepath.cli.study import study
+from samepath.cli.tensorboard import tensorboard
 from samepath.cli.train import train
+from samepath.cli.ui import ui
 from samepath.cli.verify import verify
 from samepath.errors import SamepathError
 from samepath.version import __version__
@@ -51,6 +57,12 @@ for command in (
     recipes,
     curate,
     explore,
+    curvature,
+    ui,
+    tensorboard,
+    simulate,
+    advise,
+    profile,
 ):
     cli.add_command(command)
 

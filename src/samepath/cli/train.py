@@ -67,6 +67,7 @@ _SHOWN = (
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, at any N.")
 @click.option("--checkpoint-steps", type=click.IntRange(1), metavar="S", help="Save every S steps.")
+@click.option("--tensorboard", is_flag=True, help="Write TensorBoard event files too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def train(
     recipe: str,
@@ -78,6 +79,7 @@ def train(
     out: Path | None,
     resume: bool,
     checkpoint_steps: int | None,
+    tensorboard: bool,
     as_json: bool,
     strategy: str | None,
     virtual_workers: int | None,
@@ -120,6 +122,7 @@ def train(
         out=out,
         resume=resume,
         checkpoint_steps=checkpoint_steps,
+        tensorboard=tensorboard,
         command=tuple(sys.argv),
         display=LiveDisplay,
     )

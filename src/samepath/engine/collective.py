@@ -1,4 +1,4 @@
-"""How workers talk. The only place that imports torch.distributed.
+"""How workers talk. Nothing else speaks through torch.distributed, but for `peers` (plain sums).
 
 In: a Place. Out: a Collective: small records gathered from everybody, and buckets of partial sums
 that become one total. Three kinds: `Alone`; `Network` (gloo on CPU, NCCL on GPU); and, in
@@ -34,6 +34,9 @@ class Bucket(ABC):
 
     rows: Tensor
     """(sums, length): this worker's partial sums, to be filled before `launch`."""
+    watch: Callable[[str], None] | None = None
+    """Told "adding" and "added" around this worker's part of the additions, and when the total is
+    there: "complete" before it is copied out, or "arrived", by another thread, from the network."""
 
     @abstractmethod
     def begin(self, reduction: Reduction) -> None:
@@ -263,6 +266,7 @@ class NetworkBucket(Bucket):
             self._work = dist.all_reduce(
                 self._rows[0], group=self._collective.scatter_group, async_op=True
             )
+            self._tell_arrival()
             return
         workers, chunk = self._collective.num_workers, self._chunk
         num_sums = self._reduction.num_sums
@@ -293,6 +297,8 @@ class NetworkBucket(Bucket):
         """My chunk is here: add its sums in the tree's order and send the total to everybody."""
         assert self._work is not None
         wait(self._work)
+        if self.watch is not None:
+            self.watch("adding")
         for into, other in self._reduction.additions:
             self._sums[into].add_(self._sums[other])
         total, group = self._rows[0], self._collective.gather_group
@@ -303,6 +309,15 @@ class NetworkBucket(Bucket):
         else:
             self._work = dist.all_gather_single(total, self._sums[0], group=group, async_op=True)
         self._returned = True
+        if self.watch is not None:
+            self.watch("added")
+        self._tell_arrival()
+
+    def _tell_arrival(self) -> None:
+        watch = self.watch
+        if watch is not None:
+            assert self._work is not None
+            self._work.get_future().then(lambda _: watch("arrived"))
 
     def settle(self) -> None:
         if not self._plain and not self._returned:

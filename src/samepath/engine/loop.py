@@ -23,6 +23,7 @@ from samepath.engine.rundir import RunFolder
 from samepath.engine.session import Session
 from samepath.engine.settings import StepResult
 from samepath.engine.state import load_state, state_of
+from samepath.engine.tensorboard import EventWriter
 from samepath.engine.trainer import Trainer
 from samepath.engine.weights import BEST, Epoch, keep_weights
 from samepath.errors import CheckpointDamaged, Diverged
@@ -79,6 +80,7 @@ class Run:
         stop_asked: Callable[[], int] = lambda: 0,
         after_step: Callable[[Trainer], None] | None = None,
         checkpoint_steps: int | None = None,
+        events: bool = False,
     ) -> None:
         self.recipe = recipe
         self.options = options
@@ -89,6 +91,8 @@ class Run:
         self.stop_asked = stop_asked
         self.after_step = after_step
         self.checkpoint_steps = checkpoint_steps
+        self._wants_events = events and self.writes is not None
+        self._events: EventWriter | None = None
         self.course = Course(options)
         self.trainer = make_trainer(recipe, options, session)
         self.progress = Progress()
@@ -125,6 +129,8 @@ class Run:
         started = self._started = self._last_save = time.perf_counter()
         if self.writes is not None:
             self.writes.open_metrics(self.trainer.step_number)
+            if self._wants_events:
+                self._events = EventWriter(self.writes.path)
         if self.trainer.step_number == 0:
             self._keep_weights(0)
         status, message = "finished", ""
@@ -136,6 +142,8 @@ class Run:
             self.display.close()
             if self.writes is not None:
                 self.writes.close_metrics()
+            if self._events is not None:
+                self._events.close()
         self._save()
         self._final_evaluation(status)
         seconds = time.perf_counter() - started
@@ -309,7 +317,10 @@ class Run:
 
     def _log(self, **fields: Any) -> None:
         if self.writes is not None:
-            self.writes.log(**fields, seconds=round(time.perf_counter() - self._started, 6))
+            fields["seconds"] = round(time.perf_counter() - self._started, 6)
+            self.writes.log(**fields)
+            if self._events is not None:
+                self._events.write(fields)
 
     def _save_if_due(self) -> None:
         steps, trainer = self.checkpoint_steps, self.trainer

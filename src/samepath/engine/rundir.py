@@ -112,11 +112,22 @@ class RunFolder:
         assert isinstance(content, dict)
         return content
 
-    def write(self, options: Options, command: list[str], earlier: dict[str, Any] | None) -> None:
+    def write(
+        self,
+        options: Options,
+        command: list[str],
+        earlier: dict[str, Any] | None,
+        num_workers: int = 1,
+    ) -> None:
         """Begin or continue a run, and keep everybody else from writing here."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
-        began = {"command": command, "versions": versions(), "time": time.time()}
+        began = {
+            "command": command,
+            "versions": versions(),
+            "time": time.time(),
+            "num_workers": num_workers,
+        }
         starts = [*(earlier or {}).get("starts", []), began]
         content = {"status": "running", "config": asdict(options), "starts": starts, "result": None}
         checkpoint.write_atomically(self.path / "run.json", _dumps(content) + "\n")

@@ -179,6 +179,8 @@ class SharedBucket(Bucket):
             self._add_chunk()
 
     def _add_chunk(self) -> None:
+        if self.watch is not None:
+            self.watch("adding")
         sums = [
             self._sums[worker, number, self._mine]
             for worker, count in enumerate(self._reduction.num_sums)
@@ -194,6 +196,8 @@ class SharedBucket(Bucket):
             torch.add(sums[last[0]], sums[last[1]], out=total)
         self._added[self._collective.worker] = self._turn
         self._chunk_added = True
+        if self.watch is not None:
+            self.watch("added")
 
     def settle(self) -> None:
         if not self._chunk_added:
@@ -202,4 +206,6 @@ class SharedBucket(Bucket):
 
     def finish(self) -> Tensor:
         self._collective.await_turn(self._added, self._turn)
+        if self.watch is not None:
+            self.watch("complete")
         return self._total.copy_(self._shared_total)

@@ -28,6 +28,7 @@ from samepath.engine.rundir import RunFolder, next_free
 from samepath.engine.server import ServerSession
 from samepath.engine.server_worker import work
 from samepath.engine.session import start
+from samepath.engine.tensorboard import FOLDER, require_tensorboard
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.strategies import find_strategy
@@ -50,6 +51,8 @@ class Request:
     resume: bool = False
     checkpoint_steps: int | None = None
     """Save every so many steps, instead of every minute."""
+    tensorboard: bool = False
+    """Write event files too. A run that has some goes on with them when it is resumed."""
     command: tuple[str, ...] = ()
     """The command line, for run.json."""
     display: Callable[[Options, int], Display] | None = None
@@ -139,6 +142,10 @@ def _prepare(
     if request.resume and request.out is None:
         raise UserError("--resume needs the run's folder; add --out FOLDER")
     folder = RunFolder(request.out or next_free(request.recipe))
+    if request.resume and (folder.path / FOLDER).is_dir():
+        request = replace(request, tensorboard=True)
+    if request.tensorboard:
+        require_tensorboard()
     earlier = None
     if request.resume:
         earlier = folder.read()
@@ -164,7 +171,7 @@ def _prepare(
     plan = Course(options).plan(0, ())
     refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)
     if writes:
-        folder.write(options, list(request.command), earlier)
+        folder.write(options, list(request.command), earlier, workers)
     return replace(request, num_workers=workers), options, folder
 
 
@@ -193,6 +200,7 @@ def _work(
             display=display,
             stop_asked=asked,
             checkpoint_steps=request.checkpoint_steps,
+            events=request.tensorboard,
         )
         if request.resume:
             run.resume()

@@ -8,7 +8,6 @@ the same bits on every worker and for every worker count (with `exact`, the defa
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +34,7 @@ from samepath.engine.record import pack
 from samepath.engine.refuse import refuse_unsupported
 from samepath.engine.settings import Pace, Settings, Share, StepResult
 from samepath.engine.state import digest, load_state, state_of
-from samepath.engine.underway import Underway
+from samepath.engine.underway import SumPool, Underway
 from samepath.engine.update import advance_epoch, clip_gradient, update
 from samepath.errors import Diverged, UserError
 from samepath.keys import key
@@ -75,7 +74,7 @@ class Trainer:
             collective.broadcast(tensor.data)  # one model, also when it was made without the seed
         self.underway: deque[Underway] = deque()
         """Batches that have been computed and not been applied: as many as the lag."""
-        self._sums: list[GradientSum] = []
+        self._sums = SumPool(collective, exact=settings.exact)
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
 
     # ---- data
@@ -200,7 +199,7 @@ class Trainer:
         batch = share.batch
         division = self._divide(batch)
         mine = division.grains(self.collective.worker)
-        gradients = self._gradient_sum()
+        gradients = self._sums.free(self.model, self.underway)
         gradients.begin(division.reduction)
         self._buffers.begin(division.reduction)
         data, scales = self._scales(share, division, mine)
@@ -277,28 +276,6 @@ class Trainer:
 
     def trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-
-    def _gradient_sum(self) -> GradientSum:
-        """A sum that no batch under way uses, over the parameters that require gradients now
-        (people freeze and unfreeze)."""
-        parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        for known in self._sums:
-            if list(parameters) != known.names or not all(
-                map(operator.is_, parameters.values(), known.parameters)
-            ):
-                self.settle()
-                for sums in self._sums:
-                    sums.close()
-                self._sums = []
-                break
-        if not parameters:
-            raise UserError("no parameter of the model requires a gradient; unfreeze some")
-        busy = [id(underway.gradients) for underway in self.underway]
-        for sums in self._sums:
-            if id(sums) not in busy:
-                return sums
-        self._sums.append(GradientSum(self.collective, parameters, exact=self.settings.exact))
-        return self._sums[-1]
 
     def _scales(
         self, share: Share, division: Division, mine: Mapping[int, NDArray[np.int64]]

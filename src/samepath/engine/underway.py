@@ -7,14 +7,16 @@ can be written to disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
-from samepath.engine.collective import Record
+from samepath.engine.collective import Collective, Record
 from samepath.engine.gradients import GradientSum, Sums
 from samepath.engine.record import StepFacts, unpack
+from samepath.errors import UserError
 from samepath.plan import Division
 
 
@@ -66,3 +68,35 @@ class Underway:
         """Give every used parameter its gradient as `.grad`."""
         for parameter, gradient in zip(parameters, self.gradient(), strict=True):
             parameter.grad = gradient
+
+
+class SumPool:
+    """Gradient sums of a model: one for each of the batches that are under way at once."""
+
+    def __init__(self, collective: Collective, *, exact: bool) -> None:
+        self._collective = collective
+        self._exact = exact
+        self._sums: list[GradientSum] = []
+
+    def free(self, model: nn.Module, underway: Collection[Underway]) -> GradientSum:
+        """One that no batch under way uses, over the parameters that require gradients now (people
+        freeze and unfreeze)."""
+        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise UserError("no parameter of the model requires a gradient; unfreeze some")
+        if any(
+            list(parameters) != known.names
+            or not all(map(operator.is_, parameters.values(), known.parameters))
+            for known in self._sums
+        ):
+            for batch in underway:
+                batch.settle()
+            for sums in self._sums:
+                sums.close()
+            self._sums = []
+        busy = [id(batch.gradients) for batch in underway]
+        for sums in self._sums:
+            if id(sums) not in busy:
+                return sums
+        self._sums.append(GradientSum(self._collective, parameters, exact=self._exact))
+        return self._sums[-1]

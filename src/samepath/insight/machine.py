@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from samepath.errors import UserError
-from samepath.study.network import HERE, PRESETS, parse_network, traffic
+from samepath.study.network import HERE, MESSAGE_LATENCIES, PRESETS, parse_network, traffic
 from samepath.study.results import NetworkFacts
 
 Algorithm: TypeAlias = Literal["samepath", "ring", "tree"]
@@ -40,6 +40,9 @@ class Machine:
     name: str
     levels: tuple[Level, ...]
     """From the innermost to the outermost."""
+    is_here: bool = False
+    """It is this computer, of which was measured how much its workers slow each other down. (That
+    those of a node elsewhere do not is assumed.)"""
 
     def __post_init__(self) -> None:
         *inner, outer = self.levels
@@ -51,20 +54,32 @@ class Machine:
             assert level.workers % door == 0, "a group holds whole members"
             door = level.workers
 
+    @property
+    def cores_taken(self) -> float:
+        """What a reduction takes from computing (`NetworkFacts.cores_taken`)."""
+        return max(level.network.cores_taken for level in self.levels)
+
     def side_by_side(self, workers: int) -> int:
-        """How many of these workers share a node's memory and caches, where it is fullest."""
-        first = self.levels[0]
-        return min(workers, first.workers or workers) if first.name == NODE else 1
+        """How many of these workers share this computer's memory and caches."""
+        return workers if self.is_here else 1
 
 
 class Cost(NamedTuple):
-    """Of reducing some bytes: a part that does not depend on them and one that does."""
+    """Of reducing some bytes."""
 
     fixed_seconds: float
+    """However many they are, and nothing else travels meanwhile."""
     seconds_per_byte: float
+    latency_seconds: float = 0.0
+    """On the way, while the next may start."""
+
+    def occupied(self, num_bytes: float) -> float:
+        """Until the next reduction may start."""
+        return self.fixed_seconds + num_bytes * self.seconds_per_byte
 
     def __call__(self, num_bytes: float) -> float:
-        return self.fixed_seconds + num_bytes * self.seconds_per_byte
+        """Until the total is there."""
+        return self.occupied(num_bytes) + self.latency_seconds
 
 
 class _Passed(NamedTuple):
@@ -101,7 +116,9 @@ def reduction_cost(
     decide how many sums our own reduction ships (0: one from each worker).
 
     A ring passes every door once in each direction and a tree's halves balance, so both run at the
-    narrowest door's rate; an all_to_all takes everything its workers have for others through it."""
+    narrowest door's rate, and (on NCCL's one stream) one reduction after another; an all_to_all
+    takes everything its workers have for others through the door, its messages travel together, and
+    the next bucket need not wait for the last one's latency."""
     if workers == 1:
         return Cost(0.0, 0.0)
     levels = list(_passed(machine, workers))
@@ -111,13 +128,16 @@ def reduction_cost(
         return Cost(fixed, 2.0 * (workers - 1) / workers / narrowest)
     if algorithm == "tree":
         return Cost(tree_seconds(machine, workers), 2.0 / narrowest)
-    gradients = traffic(workers, num_grains or workers).gradients
-    fixed = per_byte = 0.0
+    rounds, _, gradients = traffic(workers, num_grains or workers)
+    fixed = latency = per_byte = 0.0
     for level in levels:
-        fixed += 2.0 * (level.largest - level.door) * level.network.latency_seconds
+        latency = max(latency, level.network.latency_seconds)
+        messages = rounds * (level.largest - level.door)
+        fixed += messages * MESSAGE_LATENCIES * level.network.latency_seconds
         outside = level.door * (workers - level.door) / (workers - 1)
         per_byte = max(per_byte, gradients * outside / level.network.bytes_per_second)
-    return Cost(fixed, per_byte)
+    latency *= rounds * (1.0 - MESSAGE_LATENCIES)  # the first of each exchange is counted above
+    return Cost(fixed, per_byte, latency)
 
 
 def tree_seconds(machine: Machine, workers: int) -> float:
@@ -131,9 +151,9 @@ def tree_seconds(machine: Machine, workers: int) -> float:
 
 
 def flat(network: NetworkFacts, *, name: str = "machine") -> Machine:
-    """Every worker at the same link: each a computer of its own, or, named "node", all in one."""
+    """Every worker at the same link: each a computer of its own, or, named "node", all in this."""
     level = Level(name=name, workers=None, network=network)
-    return Machine(name=network.name, levels=(level,))
+    return Machine(name=network.name, levels=(level,), is_here=name == NODE)
 
 
 def _link(name: str, bytes_per_second: float, latency_seconds: float) -> NetworkFacts:

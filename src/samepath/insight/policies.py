@@ -103,20 +103,23 @@ class _Link:
     def __init__(self, computed: Floats) -> None:
         self._computed = computed
         self.free = np.zeros_like(computed)
+        self.there = np.zeros_like(computed)
         self.busy = np.zeros_like(computed)
         self.hidden = np.zeros_like(computed)
 
-    def reduce(self, ready: Floats, seconds: Floats | float) -> None:
-        """As soon as it is ready and the link is free; nothing where it takes 0 s."""
+    def reduce(self, ready: Floats, seconds: Floats | float, latency: float = 0.0) -> None:
+        """As soon as it is ready and the link is free; nothing where it takes 0 s. The total is
+        there a latency later."""
         taken = np.broadcast_to(seconds, ready.shape)
         start = np.maximum(ready, self.free)
         end = start + taken
         self.free = np.where(taken > 0.0, end, self.free)
+        self.there = np.where(taken > 0.0, end + latency, self.there)
         self.busy = self.busy + taken
         self.hidden = self.hidden + np.clip(self._computed - start, 0.0, taken)
 
     def result(self) -> Exchange:
-        return Exchange(np.maximum(self.free, self._computed), self.busy, self.hidden)
+        return Exchange(np.maximum(self.there, self._computed), self.busy, self.hidden)
 
 
 def run_static(
@@ -125,7 +128,8 @@ def run_static(
     """`ready`: (trials, gradients), rising; `computed`: (trials,), when the slowest is done."""
     link = _Link(computed)
     for size, last in zip(*bucket_up(num_bytes, policy), strict=True):
-        link.reduce(ready[:, last] if policy.overlap else computed, cost(size))
+        when = ready[:, last] if policy.overlap else computed
+        link.reduce(when, cost.occupied(size), cost.latency_seconds)
     return link.result()
 
 
@@ -165,8 +169,8 @@ def run_queue(
             upto = np.minimum(np.maximum(full - 1, done + 1), found)
             size = bytes_before[upto] - bytes_before[done]
             seconds = cost.fixed_seconds + size * cost.seconds_per_byte
-            link.reduce(agreed, np.where(upto > done, seconds, 0.0))
+            link.reduce(agreed, np.where(upto > done, seconds, 0.0), cost.latency_seconds)
             done = upto
-        free = np.maximum(link.free, agreed) if policy.waits else agreed
+        free = np.maximum(link.there, agreed) if policy.waits else agreed
         now = np.maximum(now + policy.cycle_seconds, free)
     return link.result()

@@ -48,6 +48,7 @@ class Simulated:
     """With fewer grains than workers the others are idle."""
     step_seconds: float
     """Mean over the trials."""
+    median_seconds: float
     low_seconds: float
     """One step in twenty is shorter."""
     high_seconds: float
@@ -105,13 +106,14 @@ class _Steps(NamedTuple):
 
 def _summary(workers: int, shares: Shares, steps: _Steps, pace: float) -> Simulated:
     mean = float(steps.seconds.mean())
-    low, high = np.quantile(steps.seconds, [0.05, 0.95])
+    low, median, high = np.quantile(steps.seconds, [0.05, 0.5, 0.95])
     reducing = float(steps.reducing.mean())
     speedup = shares.num_examples / mean / pace
     return Simulated(
         workers=workers,
         busy_workers=len(shares.starts),
         step_seconds=mean,
+        median_seconds=float(median),
         low_seconds=float(low),
         high_seconds=float(high),
         examples_per_second=shares.num_examples / mean,
@@ -147,11 +149,13 @@ def _some_steps(
         exchange = _exchange(workload, machine, shares, policy, seed, trials, drawn)
     else:
         exchange = Exchange(computed, np.zeros_like(computed), np.zeros_like(computed))
+    # What seems hidden takes cores from computing, where the link is measured to need some.
+    taken = machine.cores_taken * exchange.hidden
     return _Steps(
-        exchange.finished + workload.serial_seconds,
+        exchange.finished + taken + workload.serial_seconds * workload.crowded(side_by_side),
         (computed[:, None] - drawn.done).mean(axis=1),
         exchange.busy,
-        exchange.hidden,
+        exchange.hidden - taken,
     )
 
 

@@ -93,9 +93,11 @@ class Workload:
         return sum(self.tensor_bytes)
 
     def seconds_of(self, sizes: NDArray[np.int64]) -> Floats:
-        """Of grains of these sizes: on the line between measured ones, as `study.clock` does."""
+        """Of grains of these sizes: on the line between measured ones, as `study.clock` does; as
+        long for each example as in the largest beyond it."""
         known = sorted(self.grain_seconds)
-        return np.interp(sizes, known, [self.grain_seconds[size] for size in known])
+        seconds = np.interp(sizes, known, [self.grain_seconds[size] for size in known])
+        return seconds * np.maximum(sizes / known[-1], 1.0)
 
     def crowded(self, side_by_side: int) -> float:
         """The factor for so many workers in a node: on the line between measured ones."""

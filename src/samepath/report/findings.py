@@ -34,7 +34,7 @@ def finding_sections(run: Path, recipe: str) -> list[Section]:
         sections.append(
             Section(
                 heading=kind.capitalize(),
-                words=str(content.get("verdict", "")),
+                words=str(content.get("verdict") or content.get("summary", "")),
                 note=f"{folder}: {command}",
             )
         )

@@ -120,11 +120,20 @@ def _number(text: str, digits: str) -> float:
         ) from None
 
 
+MESSAGE_LATENCIES = 0.125
+"""What every further message of an all_to_all costs, in latencies: gloo hands them all to the
+kernel before it waits for any (gloo/alltoallv.cc), so they travel together, but each takes the
+processor some time. Measured here at 2 to 16 workers (`benchmarks/simulate.py --only messages`); on
+other links it is reasoned to be the same part, as both are what a processor does for a message."""
+
+
 class Traffic(NamedTuple):
     """What one reduction puts on the busiest worker's link."""
 
     rounds: int
-    """Messages one after another, each of which costs a latency."""
+    """Exchanges one after another, each of which costs a latency."""
+    further: int
+    """Messages beyond the first of each exchange, which travel together with it."""
     gradients: float
     """Bytes in the busier direction, in gradients of the whole model."""
 
@@ -140,30 +149,33 @@ def traffic(workers: int, num_grains: int) -> Traffic:
 
     Links carry both directions at once, so the larger one counts, and the slowest worker. With one
     sum each that is 2(N - 1)/N G in 2(N - 1) messages: a ring all-reduce (Patarasuk and Yuan 2009,
-    section 3), which two workers with one sum each really do. That an all_to_all's messages leave
-    one after another is pessimistic.
+    section 3), which two workers with one sum each really do. A ring's messages wait for one
+    another; those of an all_to_all do not.
     """
     n = min(workers, num_grains)
     if n == 1:
-        return Traffic(0, 0.0)
+        return Traffic(0, 0, 0.0)
     sums = reduction(num_grains, n).num_sums
     out = max(max(mine * (n - 1), sum(sums) - mine) for mine in sums) / n
-    return Traffic(2 * (n - 1), out + (n - 1) / n)
+    return Traffic(2, 2 * (n - 2), out + (n - 1) / n)
 
 
 def reduction_seconds(
     network: NetworkFacts, gradient_bytes: int, workers: int, num_grains: int
 ) -> float:
-    """How long a batch's gradients take to become one sum on every worker: messages x latency +
-    bytes / bandwidth, for the counts of `traffic`.
+    """How long a batch's gradients take to become one sum on every worker: exchanges x latency +
+    further messages x their part of one + bytes / bandwidth, for the counts of `traffic`.
 
     It starts when the last grain is done: the engine sends most of it during that grain's backward
     pass, so this is pessimistic. (Tried on Gigabit Ethernet emulated with tc, 25 MiB: two workers
     with a sum each took 221 ms, modelled as 224; with two sums each 368, modelled as 336; three
     workers 308, as 299; four, on two cores, 390, as 336.)
     """
-    rounds, gradients = traffic(workers, num_grains)
-    return rounds * network.latency_seconds + transfer_seconds(network, gradients * gradient_bytes)
+    rounds, further, gradients = traffic(workers, num_grains)
+    latencies = rounds + further * MESSAGE_LATENCIES
+    return latencies * network.latency_seconds + transfer_seconds(
+        network, gradients * gradient_bytes
+    )
 
 
 def transfer_seconds(network: NetworkFacts, num_bytes: float) -> float:
@@ -185,18 +197,29 @@ def measure_network() -> NetworkFacts:
     over the loopback; NCCL between GPUs)."""
     with tempfile.TemporaryDirectory(prefix="samepath-network-") as folder:
         path = Path(folder) / "samples.json"
-        launch(_time_reductions, (path,), 2)
-        samples = [
-            (Traffic(*t), size, seconds) for t, size, seconds in json.loads(path.read_text())
-        ]
-    latency_seconds, bytes_per_second = fit_link(
-        [(t.rounds, t.gradients * size, seconds) for t, size, seconds in samples]
-    )
+        launch(_work, (path,), 2)
+        return link_of([Sample(*sample) for sample in json.loads(path.read_text())], HERE)
+
+
+class Sample(NamedTuple):
+    """One size of reductions."""
+
+    rounds: int
+    num_bytes: float
+    seconds: float
+    core_seconds: float
+    """What a worker's cores did meanwhile."""
+
+
+def link_of(samples: Sequence[Sample], name: str) -> NetworkFacts:
+    """The link that explains them."""
+    latency_seconds, bytes_per_second = fit_link([sample[:3] for sample in samples])
     return NetworkFacts(
-        name=HERE,
+        name=name,
         how="measured",
         bytes_per_second=bytes_per_second,
         latency_seconds=latency_seconds,
+        cores_taken=statistics.median(s.core_seconds / s.seconds for s in samples),
     )
 
 
@@ -217,25 +240,32 @@ def fit_link(samples: Sequence[tuple[float, float, float]]) -> tuple[float, floa
     return float(np.exp(fitted[0])), float(np.exp(-fitted[1]))
 
 
-def _time_reductions(path: Path) -> None:
-    """Run by each of two workers: the first writes medians by kind and size."""
+def _work(path: Path) -> None:
+    """Run by each of two workers: the first writes what it measured."""
     # two processes cannot share one GPU in NCCL
     device = "cpu" if torch.cuda.device_count() < 2 else None
     with start(link="network", device=device, timeout_seconds=120.0) as session:
-        kinds = [(reduction(grains, 2), traffic(2, grains)) for grains in GRAINS]
-        cases = [
-            (how, what, size, _buckets(session.collective, size))
-            for how, what in kinds
-            for size in SIZES
-        ]
-        times: list[list[float]] = [[] for _ in cases]
-        for _ in range(WARM_UP + REPEATS):  # all cases in turn: noise comes and goes
-            for case, (how, _, _, buckets) in enumerate(cases):
-                times[case].append(_reduce_once(session.collective, how, buckets))
+        samples = time_reductions(session.collective)
         if session.is_first:
-            medians = [statistics.median(seconds[WARM_UP:]) for seconds in times]
-            samples = [(c[1], c[2], m) for c, m in zip(cases, medians, strict=True)]
             path.write_text(json.dumps(samples))
+
+
+def time_reductions(collective: Collective, repeats: int = REPEATS) -> list[Sample]:
+    """Median seconds of reductions of several sizes between two workers (run by both)."""
+    kinds = [(reduction(grains, 2), traffic(2, grains)) for grains in GRAINS]
+    cases = [(how, what, size, _buckets(collective, size)) for how, what in kinds for size in SIZES]
+    times: list[list[tuple[float, float]]] = [[] for _ in cases]
+    for _ in range(WARM_UP + repeats):  # all cases in turn: noise comes and goes
+        for case, (how, _, _, buckets) in enumerate(cases):
+            times[case].append(_reduce_once(collective, how, buckets))
+    return [
+        Sample(
+            what.rounds,
+            what.gradients * size,
+            *map(statistics.median, zip(*taken[WARM_UP:], strict=True)),
+        )
+        for (_, what, size, _), taken in zip(cases, times, strict=True)
+    ]
 
 
 def _buckets(collective: Collective, size: int) -> list[Bucket]:
@@ -244,12 +274,15 @@ def _buckets(collective: Collective, size: int) -> list[Bucket]:
     return [collective.bucket(length, torch.float32, exact=True) for length in lengths]
 
 
-def _reduce_once(collective: Collective, how: Reduction, buckets: Sequence[Bucket]) -> float:
-    """Seconds one reduction takes."""
+def _reduce_once(
+    collective: Collective, how: Reduction, buckets: Sequence[Bucket]
+) -> tuple[float, float]:
+    """Seconds one reduction takes, and seconds of this worker's cores."""
     for bucket in buckets:
         bucket.begin(how)
+        bucket.rows.fill_(1.0)  # the others' caches do not have it yet, as after a backward pass
     collective.agree(True)  # both are ready
-    began = time.perf_counter()
+    began, cores = time.perf_counter(), time.process_time()
     for bucket in buckets:
         bucket.launch()
     for bucket in buckets:
@@ -258,4 +291,4 @@ def _reduce_once(collective: Collective, how: Reduction, buckets: Sequence[Bucke
         bucket.finish()
     if collective.device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - cores

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 How = Literal["measured", "modelled"]
@@ -120,6 +120,9 @@ class NetworkFacts:
     how: Literal["preset", "measured", "given"]
     bytes_per_second: float
     latency_seconds: float
+    cores_taken: float = 0.0
+    """Of a core of each worker, while something travels: what computing loses where no core is
+    idle. Known of measured links only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +290,8 @@ def read_as(kind: Any, value: Any) -> Any:
     """A value of JSON as the type a field is annotated with."""
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
-        return kind(**{f.name: read_as(hints[f.name], value[f.name]) for f in fields(kind)})
+        there = [f.name for f in fields(kind) if f.name in value or f.default is MISSING]
+        return kind(**{name: read_as(hints[name], value[name]) for name in there})
     arguments = [a for a in get_args(kind) if a is not type(None)]
     if isinstance(value, list):
         return tuple(read_as(arguments[0], item) for item in value)

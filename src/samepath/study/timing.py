@@ -76,7 +76,7 @@ def _work(job: Job) -> None:
     recipe = recipe_of(job.options).recipe
     times: dict[Kind, list[float]] = {kind: [] for kind in job.kinds}
     with start(seed=job.options.seed, threads=job.options.threads) as session:
-        watch = _Watch()
+        watch = Watch()
         for turn in range(TURNS):
             for kind in list(job.kinds)[:: 1 if turn % 2 == 0 else -1]:
                 times[kind] += _turn(recipe, job, session, kind)
@@ -108,11 +108,11 @@ def _turn(recipe: Recipe, job: Job, session: Session, kind: Kind) -> list[float]
 
 def _num_steps(session: Session, here: float, least: int) -> int:
     """How many steps fill the turn: the first worker's opinion, told to everybody."""
-    first = _from_everybody(session.collective, here)[0]
+    first = from_everybody(session.collective, here)[0]
     return min(max(math.ceil(first), least), MOST_STEPS)
 
 
-class _Watch:
+class Watch:
     """How many cores somebody else kept busy, between its making and `others`."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _Watch:
         """What all cores did beyond what these workers did (their loader processes are others)."""
         now = (time.perf_counter(), _busy_seconds(), time.process_time())
         elapsed, busy, mine = (b - a for a, b in zip(self._start, now, strict=True))
-        ours = sum(_from_everybody(collective, mine))
+        ours = sum(from_everybody(collective, mine))
         return max(busy - ours, 0.0) / elapsed
 
 
@@ -136,7 +136,7 @@ def _busy_seconds() -> float:
     return sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
 
 
-def _from_everybody(collective: Collective, number: float) -> list[float]:
+def from_everybody(collective: Collective, number: float) -> list[float]:
     records = collective.gather(np.array([number], np.float64).view(np.uint8))
     return [float(record.view(np.float64)[0]) for record in records]
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from samepath.errors import UserError
 from samepath.web.explorer import Explorer, Rows
-from samepath.web.exports import KINDS, export, static_folder
-from samepath.web.guard import Guard
+from samepath.web.exports import KINDS, export
+from samepath.web.guard import Guard, static_folder
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -13,7 +13,6 @@ import html
 import io
 import json
 import re
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,11 @@ import numpy as np
 
 from samepath.errors import UserError
 from samepath.web.explorer import Explorer
-from samepath.web.guard import StaticFile, static_files
+from samepath.web.guard import static_folder
 
 KINDS = ("html", "csv", "parquet")
 FLOATS = ("x", "y", "loss", "suspicion", "confidence")
 NO_PYARROW = "parquet files need pyarrow: pip install 'samepath[parquet]'"
-
-
-def static_folder() -> dict[str, StaticFile]:
-    """The files of the page that come with samepath."""
-    return static_files(resources.files("samepath.web") / "static")
 
 
 def export(explorer: Explorer, kind: str) -> bytes:

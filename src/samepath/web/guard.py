@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
+from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,11 @@ def static_files(folder: Traversable) -> dict[str, StaticFile]:
         and item.is_file()
         and not (isinstance(item, Path) and item.is_symlink())
     }
+
+
+def static_folder() -> dict[str, StaticFile]:
+    """The files of the pages that come with samepath."""
+    return static_files(resources.files("samepath.web") / "static")
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ def listen(port: int) -> socket.socket:
     return found
 
 
+def address_of(listening: socket.socket, token: str) -> str:
+    """What to open in a browser on this machine."""
+    return f"http://{HOST}:{listening.getsockname()[1]}/?token={token}"
+
+
 def settings(app: ASGIApp) -> uvicorn.Config:
     import uvicorn
 

@@ -18,7 +18,7 @@ from samepath.web.app import explorer_app
 from samepath.web.explorer import Explorer
 from samepath.web.folder import check_folder
 from samepath.web.guard import new_token
-from samepath.web.serve import HOST, listen, serve
+from samepath.web.serve import address_of, listen, serve
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,5 +45,5 @@ def open_session(folder: Path, keep: Path | None = None, port: int = 0) -> Itera
         stack.callback(os.close, lock)
         explorer = Explorer(folder, keep)
         token = new_token()
-        address = f"http://{HOST}:{listening.getsockname()[1]}/?token={token}"
+        address = address_of(listening, token)
         yield Session(explorer=explorer, address=address, token=token, listening=listening)

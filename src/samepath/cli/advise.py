@@ -1,0 +1,130 @@
+"""`samepath advise`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from samepath.cli.common import (
+    data_option,
+    keep_option,
+    print_json,
+    shaping_options,
+    stdout_kept_for_json,
+)
+from samepath.errors import UserError
+
+if TYPE_CHECKING:
+    from samepath.report.insight_advice_words import Tables
+
+
+@click.command()
+@click.argument("recipe")
+@data_option
+@keep_option
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="NAME",
+    help="Machines to advise for, one table each; here (this machine), 1GbE and 10GbE when not "
+    "given. Also 100Gb, NVLink, 1GbE-pairs, 10GbE-racks, summit, dgx-a100, or a link you measured, "
+    "such as 940Mbit/s:60us. May be given again.",
+)
+@click.option(
+    "--floor",
+    type=float,
+    default=0.8,
+    show_default=True,
+    metavar="F",
+    help="The least efficiency (speed-up / workers) that is worth its cost.",
+)
+@click.option("--max-workers", type=int, metavar="N", help="Look no further than this.")
+@click.option("--price", type=float, metavar="P", help="Of a worker for an hour; adds a column.")
+@click.option("--minutes", type=float, metavar="M", help="How long it may take, about; 2.")
+@click.option("--quick", is_flag=True, help="In a minute.")
+@click.option("--steps", type=int, metavar="S", help="The most steps of each short run.")
+@shaping_options
+@click.option("--out", type=click.Path(path_type=Path), help="The folder; insight/RECIPE-advice-1.")
+@click.option("--json", "as_json", is_flag=True, help="Print advice.json and nothing else.")
+def advise(
+    recipe: str,
+    data: str | None,
+    keep: str | None,
+    networks: tuple[str, ...],
+    floor: float,
+    max_workers: int | None,
+    price: float | None,
+    minutes: float | None,
+    quick: bool,
+    out: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
+    """Measure RECIPE here for two minutes, and say how many workers to take, and why.
+
+    Times grains, updates and reductions on real workers; tries learning rates in short runs; trains
+    for the gradient noise scale. Times of more workers than this machine has are modelled, for
+    computers like this one joined by each network. Writes a folder with advice.json, measured.json
+    (for `samepath simulate`), a figure and advice.html.
+
+    \b
+    Examples:
+      samepath advise digits
+      samepath advise my_recipe.py --quick --floor 0.7
+      samepath advise nodules --network 1GbE-pairs --price 0.35
+      samepath advise cifar10 --data cifar-10-batches-bin --minutes 10
+    """
+    from samepath.cli.advise_display import AdviseDisplay
+    from samepath.engine.options import Asked
+    from samepath.insight.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
+    from samepath.insight.advise import advise as find_advice
+    from samepath.insight.folder import choose_folder, read_finding
+    from samepath.report.insight_advice import write_advice
+    from samepath.report.insight_advice_words import tables_in_short
+
+    if quick and minutes is not None:
+        raise UserError("--quick is --minutes 1; give one of the two")
+    request = AdviseRequest(
+        recipe=recipe,
+        data=data,
+        keep=keep,
+        asked=Asked(**asked),
+        networks=networks or NETWORKS,
+        floor=floor,
+        max_workers=max_workers,
+        price_per_worker_hour=price,
+        minutes=minutes if minutes is not None else QUICK_MINUTES if quick else MINUTES,
+        command=tuple(sys.argv),
+    )
+    folder = choose_folder("advice", recipe, out)
+    with stdout_kept_for_json(as_json):
+        found, measured = find_advice(request, AdviseDisplay())
+        page = write_advice(found, measured, folder, recipe=recipe, command=request.command)
+    if as_json:
+        print_json(read_finding(folder, "advice"))
+    else:
+        show(tables_in_short(found), found.verdict, page)
+    return 0
+
+
+def show(tables: Tables, verdict: str, page: Path) -> None:
+    """Titles, tables and a note below each; then the verdict, and where to see more."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for title, (head, *body), note in tables:
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for name, *cells in zip(head, *body, strict=True):
+            numbers = all(not cell or cell[0].isdigit() for cell in cells)
+            table.add_column(name, justify="right" if numbers else "left")
+        for row in body:
+            table.add_row(*row)
+        console.print(table)
+        console.print(f"{note}\n" if note else "", markup=False, highlight=False)
+    console.print(verdict, markup=False, highlight=False, style="bold")
+    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)

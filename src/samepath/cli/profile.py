@@ -1,0 +1,139 @@
+"""`samepath profile`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from samepath.cli.common import (
+    data_option,
+    keep_option,
+    parse_workers,
+    print_json,
+    shaping_options,
+    stdout_kept_for_json,
+    workers_option,
+)
+
+
+@click.command()
+@click.argument("recipe")
+@data_option
+@keep_option
+@workers_option
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="NAMES",
+    help="samepath, ddp, queue or horovod; several separated by commas, or given again. "
+    "samepath when not given.",
+)
+@click.option(
+    "--steps",
+    type=int,
+    default=10,
+    show_default=True,
+    metavar="S",
+    help="To time, of each engine, after warming up.",
+)
+@click.option(
+    "--cycle-ms",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="MS",
+    help="Of queue and horovod: how often the coordinator is asked.",
+)
+@click.option(
+    "--fusion-mib",
+    type=float,
+    default=64.0,
+    show_default=True,
+    metavar="MIB",
+    help="Of queue and horovod: how much is packed together.",
+)
+@click.option("--no-measure", is_flag=True, help="Leave out measured.json (half a minute).")
+@shaping_options
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The folder; insight/RECIPE-profile-1."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print profile.json and nothing else.")
+def profile(
+    recipe: str,
+    data: str | None,
+    keep: str | None,
+    num_workers: str,
+    engines: tuple[str, ...],
+    steps: int,
+    cycle_ms: float,
+    fusion_mib: float,
+    no_measure: bool,
+    out: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
+    """Show where the time of RECIPE's steps goes on real workers, engine by engine.
+
+    A timeline of every worker (load, forward, backward, each bucket's reduction, waiting, update),
+    as a Chrome trace and a figure; how much communication hides behind computing, and how much
+    waiting is for the slowest worker. Engines get the same batches: samepath is ours; ddp is
+    torch's DistributedDataParallel; queue is Horovod's way, written here; horovod is the real one,
+    where it is installed. Also takes a step apart (measured.json), for `samepath simulate`.
+
+    \b
+    Examples:
+      samepath profile digits -n 2
+      samepath profile nodules -n 2 --engine samepath,ddp,queue
+      samepath profile my_recipe.py -n 4 --engine queue --cycle-ms 1 --steps 30
+    """
+    from samepath.cli.profile_display import ProfileDisplay
+    from samepath.cli.study import print_tables
+    from samepath.engine.options import Asked
+    from samepath.insight.folder import choose_folder, read_finding
+    from samepath.insight.profile import ProfileRequest
+    from samepath.insight.profile import profile as profile_recipe
+    from samepath.insight.queue_reduction import QueueSettings
+    from samepath.report.insight_profile import (
+        OPEN,
+        summary,
+        tables_in_short,
+        trace_name,
+        write_profile,
+    )
+
+    names = [part.strip() for text in engines for part in text.split(",") if part.strip()]
+    request = ProfileRequest(
+        recipe=recipe,
+        data=data,
+        keep=keep,
+        num_workers=parse_workers(num_workers),
+        engines=tuple(names) if engines else ("samepath",),
+        steps=steps,
+        asked=Asked(**asked),
+        queue=QueueSettings(
+            cycle_seconds=cycle_ms / 1e3, fusion_bytes=round(fusion_mib * (1 << 20))
+        ),
+        measure=not no_measure,
+        watcher=ProfileDisplay,
+    )
+    folder = choose_folder("profile", recipe, out)
+    with stdout_kept_for_json(as_json):
+        found = profile_recipe(request, _tell)
+        if found is None:  # a launcher's worker: the first one writes
+            return 0
+        page = write_profile(found, folder, recipe=recipe, command=sys.argv)
+    if as_json:
+        print_json({**read_finding(folder, "profile"), "folder": str(folder)})
+        return 0
+    print_tables(tables_in_short(found), summary(found), page)
+    traces = [str(folder / trace_name(each.engine)) for each in found.timelines]
+    click.echo(f"trace{'s' if len(traces) > 1 else ''}: {', '.join(traces)}; {OPEN}")
+    return 0
+
+
+def _tell(text: str) -> None:
+    print(f"samepath: {text}", file=sys.stderr, flush=True)

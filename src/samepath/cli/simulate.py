@@ -1,0 +1,183 @@
+"""`samepath simulate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from samepath.cli.common import data_option, keep_option, print_json, stdout_kept_for_json
+from samepath.cli.study import parse_list, print_tables
+from samepath.errors import UserError
+
+_FOR_MEASURING = ("data", "keep", "threads", "seconds", "profile")
+MOST_WORKERS = 100_000
+
+
+@click.command()
+@click.argument("source", metavar="RECIPE|FOLDER")
+@data_option
+@keep_option
+@click.option(
+    "--workers",
+    metavar="LIST",
+    help="Numbers of workers: 1,2,4,96, or 1:1536 for 1, 2, 4 and so on to 1536.  [1:1536, or to "
+    "where all grains of the batch have a worker]",
+)
+@click.option(
+    "--network",
+    default="10GbE",
+    show_default=True,
+    metavar="LIST",
+    help="Links or machines: 1GbE, 10GbE, 100Gb, NVLink, 1GbE-pairs, 10GbE-racks, summit, "
+    "dgx-a100, here (measured between workers of this machine), or your own, such as "
+    "940Mbit/s:60us.",
+)
+@click.option(
+    "--policy",
+    default="static,queue",
+    show_default=True,
+    metavar="LIST",
+    help="How gradients come together: static (samepath's buckets), queue (Horovod's), ddp; each "
+    "with :ring or :tree to reduce that way (static:tree).",
+)
+@click.option(
+    "--scaling",
+    type=click.Choice(["strong", "weak"]),
+    default="strong",
+    show_default=True,
+    help="Workers share one batch, or have one each.",
+)
+@click.option("--batch-size", type=int, metavar="B", help="Of a step (weak: of each worker's).")
+@click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once.")
+@click.option("--threads", type=int, metavar="T", help="Threads per worker, for measuring.")
+@click.option(
+    "--stragglers",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="SIGMA",
+    help="Workers differ in a step by this much (standard deviation of the logarithm).",
+)
+@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Of the draws.")
+@click.option("--trials", type=int, default=200, show_default=True, help="Steps simulated of each.")
+@click.option(
+    "--seconds",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="T",
+    help="For measuring, about.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A profile or an advice of the recipe, instead of measuring it again.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print simulation.json and nothing else.")
+def simulate(
+    source: str,
+    data: str | None,
+    keep: str | None,
+    workers: str | None,
+    network: str,
+    policy: str,
+    scaling: str,
+    batch_size: int | None,
+    grain_size: int | None,
+    threads: int | None,
+    stragglers: float,
+    seed: int,
+    trials: int,
+    seconds: float,
+    profile: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate a recipe's step on machines you do not have, to thousands of workers.
+
+    A RECIPE is measured first, here; a FOLDER is what `samepath profile`, `advise` or `simulate`
+    wrote. What comes out is modelled, and says so; docs/advise.md has how far it can be believed.
+
+    \b
+    Examples:
+      samepath simulate nodules --network 1GbE-pairs --workers 1,2,4,8,16,32
+      samepath simulate cifar10-small --scaling weak --network summit --policy ddp:tree,queue:tree
+      samepath simulate insight/nodules-advice-1 --network 1GbE,10GbE --stragglers 0.1
+    """
+    from rich.console import Console
+
+    from samepath.engine.options import Asked
+    from samepath.insight.folder import choose_folder
+    from samepath.insight.simulation_run import SimulationRequest, run_simulation, verdict
+    from samepath.report.insight_simulation import NOTE, PAGE, curve_table, write_simulation
+
+    from_folder = Path(source).is_dir()
+    if from_folder:
+        _refuse_for_measuring(source)
+    request = SimulationRequest(
+        source=source,
+        profile=profile,
+        data=data,
+        keep=keep,
+        asked=Asked(batch_size=batch_size, grain_size=grain_size, threads=threads),
+        seconds=seconds,
+        workers=() if workers is None else tuple(parse_worker_range(workers)),
+        networks=tuple(dict.fromkeys(parse_list("--network", network))),
+        policies=tuple(dict.fromkeys(parse_list("--policy", policy))),
+        scaling="weak" if scaling == "weak" else "strong",
+        stragglers=stragglers,
+        seed=seed,
+        trials=trials,
+    )
+    folder = choose_folder("simulation", Path(source).name if from_folder else source, out)
+    console = Console(stderr=True)
+
+    def tell(text: str) -> None:
+        console.print(f"samepath: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    with stdout_kept_for_json(as_json), console.status("measuring and simulating"):
+        simulation = run_simulation(request, tell)
+        content = write_simulation(folder, simulation, sys.argv)
+    if as_json:
+        print_json({"folder": str(folder), **content})
+        return
+    tables = [(f"{c.name} (modelled)", curve_table(c), "") for c in simulation.curves]
+    *others, (title, rows, _) = tables
+    print_tables([*others, (title, rows, NOTE)], verdict(simulation), folder / PAGE)
+
+
+def _refuse_for_measuring(folder: str) -> None:
+    context = click.get_current_context()
+    for name in _FOR_MEASURING:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UserError(
+                f"--{name} is for a recipe, but {folder} has been measured already; leave it out"
+            )
+
+
+def parse_worker_range(text: str) -> list[int]:
+    """'1,2,96' or '1:1536' (also '1,...,1536'): doubled from the first to the last."""
+    found: list[int] = []
+    for part in parse_list("--workers", text.replace(" ", "").replace(",...,", ":")):
+        first, colon, last = part.partition(":")
+        ends = [first, last] if colon else [first]
+        if not all(end.isdecimal() and 1 <= int(end) <= MOST_WORKERS for end in ends):
+            raise UserError(
+                f"--workers {text}: {part!r} is no number of workers from 1 to {MOST_WORKERS:,}; "
+                "give a list such as 1,2,4,96, or a range such as 1:1536"
+            )
+        number, stop = int(ends[0]), int(ends[-1])
+        if number > stop:
+            raise UserError(
+                f"--workers {text}: {part!r} ends before it begins; try {stop}:{number}"
+            )
+        while number < stop:
+            found.append(number)
+            number *= 2
+        found.append(stop)
+    return sorted(set(found))

@@ -1,0 +1,253 @@
+"""What every worker did when, and what that says of an engine.
+
+In: events with time stamps, of some steps on some workers. Out: Numbers: how long a step takes,
+where its time goes, how much of the communication lies behind computing, how much of the waiting
+is for the slowest worker. Pure arithmetic: intervals in, seconds out.
+
+Words. A worker's *main* events are what its own thread does: load, forward, backward, reduce
+(adding, packing and copying sums), wait, update. They follow or enclose each other; the innermost
+counts. A *reduction* is one bucket from launch to arrival: it travels while the worker computes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+MainPhase: TypeAlias = Literal["load", "forward", "backward", "reduce", "wait", "update"]
+Phase: TypeAlias = MainPhase | Literal["step", "reduction", "negotiation"]
+MAIN: tuple[MainPhase, ...] = get_args(MainPhase)
+_INNERMOST_FIRST: tuple[MainPhase, ...] = (
+    "wait",
+    "reduce",
+    "load",
+    "update",
+    "forward",
+    "backward",
+)
+
+Interval: TypeAlias = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that took a worker, or the link, from one moment to another."""
+
+    worker: int
+    step: int
+    """Number among the steps that were timed."""
+    phase: Phase
+    name: str
+    """Which one: a grain, a bucket."""
+    begin: float
+    """Seconds, on a clock that all workers share."""
+    end: float
+    bytes_sent: int = 0
+    """Of a reduction: what this worker gives for others to read, by how its algorithm goes (an
+    all-reduce of B bytes sends 2(N - 1)/N B from each of N workers), not counted on the wire."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Some steps of one engine."""
+
+    engine: str
+    num_workers: int
+    events: tuple[Event, ...]
+    """By when they begin."""
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({event.step for event in self.events})
+
+    def of(self, *phases: Phase, step: int | None = None, worker: int | None = None) -> list[Event]:
+        """Events of these phases; of one step, of one worker."""
+        return [
+            event
+            for event in self.events
+            if event.phase in phases
+            and (step is None or event.step == step)
+            and (worker is None or event.worker == worker)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What an engine's timeline comes to. Means are over workers and steps."""
+
+    engine: str
+    num_workers: int
+    num_steps: int
+    step_seconds: float
+    """Median over steps: from when the last worker began it to when the last worker ended it (a
+    step begins where the one before ended, so that these add up to the whole time)."""
+    step_low: float
+    step_high: float
+    """The quartiles: half of the steps took between these."""
+    phase_seconds: dict[str, float]
+    """Mean seconds of a step in each main phase, and in `other`: none of them."""
+    shares: dict[str, float]
+    """The same as parts of all workers' step time: they add up to 1."""
+    communication_seconds: float
+    """Mean seconds of a step during which some reduction was under way: launched by all workers,
+    and not arrived here."""
+    hidden_share: float | None
+    """The part of these in which the worker neither waited nor was itself adding: communication
+    behind computing. None where nothing was communicated."""
+    waiting_share: float
+    """The part of all workers' step time in which they waited."""
+    slowest_share: float
+    """The part of all workers' step time in which they waited and some worker had not ended its
+    last backward pass yet: waiting on the slowest worker. The rest of the waiting is for the
+    reductions themselves."""
+    bytes_sent: float
+    """Mean of a worker and step (see Event)."""
+    num_reductions: float
+    """Mean of a worker and step: buckets, or filled fusion buffers."""
+
+
+def numbers(timeline: Timeline) -> Numbers:
+    """A timeline's numbers. It has at least one step, with a `step` event from every worker."""
+    workers = range(timeline.num_workers)
+    step_seconds: list[float] = []
+    whole = communicating = hidden = slowest = 0.0
+    phases: dict[str, float] = dict.fromkeys(MAIN, 0.0)
+    for step in timeline.steps:
+        events = [event for event in timeline.events if event.step == step]
+        spans = [event for event in events if event.phase == "step"]
+        assert [span.worker for span in sorted(spans, key=lambda e: e.worker)] == list(workers)
+        step_seconds.append(max(s.end for s in spans) - max(s.begin for s in spans))
+        whole += sum(span.end - span.begin for span in spans)
+        all_computed = max((e.end for e in events if e.phase == "backward"), default=0.0)
+        launched = _launched_by_all(events)
+        for worker in workers:
+            mine = [event for event in events if event.worker == worker]
+            own = self_times(mine)
+            for phase, intervals in own.items():
+                phases[phase] += length(intervals)
+            slowest += length(minus(own["wait"], [(all_computed, float("inf"))]))
+            travelling = union(
+                (max(e.begin, launched[e.name]), e.end) for e in mine if e.phase == "reduction"
+            )
+            communicating += length(travelling)
+            hidden += length(minus(travelling, union([*own["wait"], *own["reduce"]])))
+    reductions = timeline.of("reduction")
+    times = len(step_seconds) * timeline.num_workers
+    seconds = {**phases, "other": max(whole - sum(phases.values()), 0.0)}
+    low, _, high = quartiles(step_seconds)
+    return Numbers(
+        engine=timeline.engine,
+        num_workers=timeline.num_workers,
+        num_steps=len(step_seconds),
+        step_seconds=statistics.median(step_seconds),
+        step_low=low,
+        step_high=high,
+        phase_seconds={name: value / times for name, value in seconds.items()},
+        shares={name: value / whole for name, value in seconds.items()},
+        communication_seconds=communicating / times,
+        hidden_share=hidden / communicating if communicating > 0.0 else None,
+        waiting_share=phases["wait"] / whole,
+        slowest_share=slowest / whole,
+        bytes_sent=sum(event.bytes_sent for event in reductions) / times,
+        num_reductions=len(reductions) / times,
+    )
+
+
+def _launched_by_all(events: Iterable[Event]) -> dict[str, float]:
+    """When the last worker launched each reduction of a step: nothing can arrive before."""
+    found: dict[str, float] = {}
+    for event in events:
+        if event.phase == "reduction":
+            found[event.name] = max(found.get(event.name, event.begin), event.begin)
+    return found
+
+
+def self_times(events: Sequence[Event]) -> dict[MainPhase, list[Interval]]:
+    """When one worker was in each main phase; of events inside each other, the inner one's."""
+    found: dict[MainPhase, list[Interval]] = {}
+    taken: list[Interval] = []
+    for phase in _INNERMOST_FIRST:
+        mine = union((event.begin, event.end) for event in events if event.phase == phase)
+        found[phase] = minus(mine, taken)
+        taken = union([*taken, *mine])
+    return found
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+# ---- intervals
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments as disjoint intervals, in order."""
+    found: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if end <= begin:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def minus(left: Sequence[Interval], right: Sequence[Interval]) -> list[Interval]:
+    """Moments of `left` that are not in `right`; both disjoint and in order."""
+    found: list[Interval] = []
+    for begin, end in left:
+        for other_begin, other_end in right:
+            if other_end <= begin or other_begin >= end:
+                continue
+            if begin < other_begin:
+                found.append((begin, other_begin))
+            begin = min(max(begin, other_end), end)
+        if begin < end:
+            found.append((begin, end))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    return sum(end - begin for begin, end in intervals)
+
+
+def lanes(events: Iterable[Event]) -> list[list[Event]]:
+    """Events of one worker in as few rows as it takes that none overlap in a row."""
+    found: list[list[Event]] = []
+    for event in sorted(events, key=lambda e: (e.begin, e.end)):
+        for lane in found:
+            if lane[-1].end <= event.begin:
+                lane.append(event)
+                break
+        else:
+            found.append([event])
+    return found
+
+
+def nested(events: Iterable[Event]) -> bool:
+    """True when any two of these events follow, or lie within, each other."""
+    ordered = sorted(events, key=lambda e: (e.begin, -e.end))
+    open_until: list[float] = []
+    for event in ordered:
+        while open_until and open_until[-1] <= event.begin:
+            open_until.pop()
+        if open_until and event.end > open_until[-1]:
+            return False
+        open_until.append(event.end)
+    return True
+
+
+def meet(events: Iterable[Event]) -> list[Event]:
+    """Of reductions that end for everybody when they have ended on all workers: with that end."""
+    events = list(events)
+    ends: dict[tuple[int, str], float] = {}
+    for event in events:
+        where = (event.step, event.name)
+        ends[where] = max(ends.get(where, event.end), event.end)
+    return [replace(event, end=ends[event.step, event.name]) for event in events]

@@ -1,0 +1,143 @@
+// The overview: everything there is, newest first, with a filter; runs can be ticked to compare.
+
+import { el, find, whole } from "./dom.js";
+import { card, command, keep, runRow, segments } from "./ui_parts.js";
+
+const GROUPS = [
+  ["runs", "Runs", ["run"]],
+  ["studies", "Studies", ["study", "comparison"]],
+  ["findings", "Findings", ["advice", "profile", "curvature", "simulation"]],
+  ["curations", "Curations", ["curation"]],
+];
+const STEP = 100; // rows of a group that are shown before somebody asks for more
+const MOST_COMPARED = 12;
+const TRY = ["samepath train digits", "samepath advise digits", "samepath study digits"];
+
+export class Overview {
+  constructor(state, go) {
+    Object.assign(this, { state, go, groups: {} });
+    const filter = el("input", {
+      type: "search", id: "filter", value: state.filter, autocomplete: "off", spellcheck: false,
+      placeholder: "Filter: name, recipe, status, digest", "aria-label": "Filter",
+      oninput: () => this.change({ filter: filter.value }),
+    });
+    this.kinds = el("div", {});
+    this.parts = el("label", { class: "check" },
+      el("input", { type: "checkbox", checked: state.parts,
+                    onchange: (event) => this.change({ parts: event.target.checked }) }),
+      "runs of studies too");
+    this.notes = el("div", { class: "notes" });
+    this.body = el("div", { class: "groups" }, GROUPS.map(([id, name]) => this.group(id, name)));
+    this.empty = el("div", { class: "empty", hidden: true });
+    this.compare = el("div", { class: "compare-bar", hidden: true, role: "region",
+                               "aria-label": "Ticked runs" });
+    this.element = el("div", { class: "page overview" },
+      el("div", { class: "toolbar" }, filter, this.kinds, this.parts),
+      this.notes, this.body, this.empty, this.compare);
+  }
+
+  group(id, name) {
+    const list = el("ul", { class: id === "runs" ? "rows" : "cards" });
+    const more = el("button", { type: "button", class: "more", onclick: () => {
+      this.groups[id].most += STEP;
+      this.draw();
+    } });
+    const section = el("section", { id: `group-${id}` }, el("h2", {}, name), list, more);
+    this.groups[id] = { list, more, section, most: STEP };
+    return section;
+  }
+
+  change(how) {
+    Object.assign(this.state, how);
+    this.draw();
+  }
+
+  show(overview) {
+    this.overview = overview;
+    const { folder, place } = overview;
+    find("title").textContent = folder === "." ? place.split("/").at(-1) : folder;
+    find("title").title = place;
+    this.draw();
+  }
+
+  isShown(thing) {
+    const { filter, parts } = this.state;
+    const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
+    const { name, recipe, kind, status, title, verdict, digest, strategy } = thing;
+    const text = [name, recipe, kind, status, title, verdict, digest, strategy].join(" ").toLowerCase();
+    const isPart = kind === "run" && thing.parent;
+    return words.every((word) => text.includes(word)) &&
+      (!isPart || parts || words.length > 0 || thing.is_live);
+  }
+
+  draw() {
+    const { things, notes } = this.overview;
+    const shown = things.filter((thing) => this.isShown(thing));
+    const found = GROUPS.map(([id, name, kinds]) =>
+      [id, name, shown.filter((thing) => kinds.includes(thing.kind))]);
+    this.drawKinds(found);
+    this.parts.hidden = !things.some((thing) => thing.kind === "run" && thing.parent);
+    this.notes.replaceChildren(...notes.map((note) => el("p", { class: "warn" }, note)));
+    for (const [id, , inGroup] of found) this.drawGroup(id, inGroup);
+    this.drawEmpty(things.length > 0);
+    this.drawCompare();
+  }
+
+  drawKinds(found) {
+    const text = JSON.stringify([this.state.kind, found.map(([, , inGroup]) => inGroup.length)]);
+    if (this.kindsDrawn === text) return;
+    this.kindsDrawn = text;
+    const isHeld = this.kinds.contains(document.activeElement);
+    const choices = found.map(([id, name, inGroup]) => [id, `${name} ${whole(inGroup.length)}`]);
+    this.kinds.replaceChildren(segments("Kinds", [["all", "All"], ...choices], this.state.kind,
+                                        (kind) => this.change({ kind })));
+    if (isHeld) this.kinds.querySelector("input:checked").focus();
+  }
+
+  drawGroup(id, found) {
+    const { kind, ticked } = this.state;
+    const { list, more, section, most } = this.groups[id];
+    section.hidden = !found.length || (kind !== "all" && kind !== id);
+    more.hidden = found.length <= most;
+    const next = Math.min(STEP, found.length - most);
+    more.textContent = `Show ${whole(next)} more of ${whole(found.length)}`;
+    keep(list, found.slice(0, most),
+         id === "runs" ? (run) => runRow(run, ticked, () => this.drawCompare()) : card);
+  }
+
+  drawEmpty(isAny) {
+    this.empty.hidden = Object.values(this.groups).some(({ section }) => !section.hidden);
+    const text = isAny ? "filtered" : this.overview.place;
+    if (this.empty.hidden || this.emptyDrawn === text) return;
+    this.emptyDrawn = text;
+    this.empty.replaceChildren(...(isAny
+      ? [el("p", { class: "lead" }, "Nothing like that here."),
+         el("p", {}, "Change the filter to see more.")]
+      : [el("p", { class: "lead" }, "Nothing here yet."),
+         el("p", {}, `Train something in ${this.overview.place}, and it appears here by itself:`),
+         ...TRY.map(command)]));
+  }
+
+  drawCompare() {
+    const { ticked } = this.state;
+    const there = new Set(this.overview.things.map((thing) => thing.id));
+    for (const id of ticked) if (!there.has(id)) ticked.delete(id);
+    const isMany = ticked.size > MOST_COMPARED;
+    this.compare.hidden = !ticked.size;
+    const clear = () => {
+      ticked.clear();
+      for (const box of this.body.querySelectorAll(".tick input")) box.checked = false;
+      this.drawCompare();
+    };
+    const text = `${[...ticked]}`;
+    if (this.compareDrawn === text) return;
+    this.compareDrawn = text;
+    this.compare.replaceChildren(
+      el("span", {}, `${ticked.size} run${ticked.size > 1 ? "s" : ""} ticked`),
+      el("button", { type: "button", class: "primary", disabled: isMany,
+                     onclick: () => this.go(`#/run/${[...ticked].join(",")}`) },
+         ticked.size > 1 ? "Compare" : "Open"),
+      el("button", { type: "button", class: "link", onclick: clear },
+         isMany ? `at most ${MOST_COMPARED}: clear` : "clear"));
+  }
+}

@@ -1,0 +1,126 @@
+// Pieces that several pages share: badges, facts, commands to copy, rows of runs, cards.
+
+import { el, say, short, whole } from "./dom.js";
+import { sparkline } from "./ui_svg.js";
+import { STATUS, ago, duration, figure, joined, known } from "./ui_words.js";
+
+export const linkOf = ({ kind, id }) => (kind === "run" ? `#/run/${id}` : `#/thing/${id}`);
+
+export const back = () =>
+  el("p", { class: "crumbs" }, el("a", { href: "#/" }, "\u2190 Overview"));
+
+export function badge({ status, is_live: isLive }) {
+  if (!status) return null;
+  const pulse = isLive ? el("span", { class: "pulse" }) : null;
+  return el("span", { class: `badge ${status}` }, pulse, STATUS[status] || status);
+}
+
+export const kindBadge = ({ kind }) => el("span", { class: "badge kind" }, kind);
+
+/** A command line with a button that copies it. */
+export function command(text) {
+  const code = el("code", {}, text);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      say("Copied.");
+    } catch {
+      getSelection().selectAllChildren(code); // not allowed: make it easy by hand
+      say("Press Ctrl+C to copy.");
+    }
+  };
+  return el("p", { class: "command" }, code,
+            el("button", { type: "button", onclick: copy, "aria-label": `Copy: ${text}` }, "Copy"));
+}
+
+/** What there is to say of a run in numbers, as pairs of name and words. */
+export function numbers(run) {
+  const metrics = Object.entries(run.metrics || {}).slice(0, 2);
+  const all = [
+    ["training loss", figure(run.train_loss)],
+    ["validation loss", figure(run.valid_loss)],
+    ...metrics.map(([name, value]) => [name.replaceAll("_", " "), figure(value)]),
+    ["noise scale", known(run.noise_scale) ? short(run.noise_scale) : ""],
+    ["steps", known(run.steps) ? whole(run.steps) : ""],
+    ["epochs", known(run.epochs) ? short(run.epochs) : ""],
+    ["workers", known(run.workers) ? String(run.workers) : ""],
+    ["digest", (run.digest || "").slice(0, 8)],
+  ];
+  return all.filter(([, words]) => words !== "");
+}
+
+export const facts = (pairs, kind = "numbers-list") => el("dl", { class: kind },
+  pairs.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+
+/** How far a run under way has come. */
+export function progress(run) {
+  if (!run.is_live || !run.steps_to_do || !known(run.steps)) return null;
+  const share = Math.min(100, (100 * run.steps) / run.steps_to_do);
+  return el("div", { class: "progress", role: "progressbar", "aria-label": `${run.name}: progress`,
+                     "aria-valuenow": Math.round(share), "aria-valuemin": 0, "aria-valuemax": 100 },
+            el("span", { style: { width: `${share}%` } }));
+}
+
+/** A run in a list. `ticked` is a set of ids; `onTick` is told when it has changed. */
+export function runRow(run, ticked, onTick) {
+  const change = (event) => {
+    if (event.target.checked) ticked.add(run.id);
+    else ticked.delete(run.id);
+    onTick();
+  };
+  const tick = el("input", { type: "checkbox", checked: ticked.has(run.id), onchange: change,
+                             "aria-label": `Compare ${run.name}`, disabled: Boolean(run.error) });
+  const batch = known(run.batch_size) ? `batch ${run.batch_size}` : "";
+  const strategy = run.strategy === "strong" ? "" : run.strategy;
+  const about = joined(run.recipe, batch, strategy, duration(run.seconds), ago(run.time));
+  return el("li", { class: "row run", "data-id": run.id },
+    el("label", { class: "tick" }, tick),
+    el("div", { class: "who" },
+      el("p", {}, el("a", { href: linkOf(run) }, run.name), " ", badge(run)),
+      el("p", { class: "quiet" }, run.error || about),
+      run.message ? el("p", { class: "warn" }, run.message) : null,
+      progress(run)),
+    sparkline(run.spark || []),
+    facts(run.error ? [] : numbers(run)));
+}
+
+/** What a study, finding or curation is about. */
+export const about = (thing) =>
+  joined(thing.recipe, thing.title === thing.kind ? "" : thing.title, ...thing.facts);
+
+/** A study, finding or curation in a list. */
+export function card(thing) {
+  return el("li", { class: "card", "data-id": thing.id },
+    el("p", { class: "card-head" }, kindBadge(thing), badge(thing),
+       el("span", { class: "quiet" }, ago(thing.time))),
+    el("p", { class: "card-title" }, el("a", { href: linkOf(thing) }, thing.name)),
+    thing.verdict ? el("p", { class: "card-verdict" }, thing.verdict) : null,
+    el("p", { class: "quiet" }, thing.error || about(thing)));
+}
+
+/** Choices of which one is made. */
+export function segments(label, choices, chosen, choose) {
+  const name = `choice-${label}`;
+  return el("div", { class: "segments", role: "radiogroup", "aria-label": label },
+    choices.map(([value, words]) => el("label", {},
+      el("input", { type: "radio", name, value, checked: value === chosen,
+                    onchange: () => choose(value) }),
+      el("span", {}, words))));
+}
+
+/** Replace a list's items where they have changed, so that what is in use stays. */
+export function keep(list, things, make) {
+  const old = list.kept || new Map();
+  list.kept = new Map(things.map((thing) => {
+    const text = JSON.stringify(thing) + ago(thing.time);
+    const same = old.get(thing.id);
+    return [thing.id, same?.text === text ? same : { text, node: make(thing) }];
+  }));
+  const nodes = [...list.kept.values()].map(({ node }) => node);
+  const isSame = (node, i) => node === list.children[i];
+  if (nodes.length === list.children.length && nodes.every(isSame)) return;
+  const active = document.activeElement;
+  const id = list.contains(active) ? active.closest("[data-id]")?.dataset.id : null;
+  list.replaceChildren(...nodes);
+  if (id) list.kept.get(id)?.node.querySelector(active.tagName)?.focus();
+}

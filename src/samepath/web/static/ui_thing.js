@@ -1,0 +1,102 @@
+// A study, a finding or a curation: its verdict, its report, its figures, the runs it is made of.
+
+import { el, find, whole } from "./dom.js";
+import { about, back, badge, card, command, keep, kindBadge, runRow } from "./ui_parts.js";
+import { addressOf, report } from "./ui_report.js";
+import { ago, joined } from "./ui_words.js";
+
+const MOST_COMPARED = 12;
+const IN_A_TAB = { target: "_blank", rel: "noopener" };
+
+const size = (bytes) => (bytes < 1e6 ? `${whole(Math.ceil(bytes / 1e3))} kB`
+  : `${(bytes / 1e6).toFixed(1)} MB`);
+
+export class ThingPage {
+  constructor(id, state, go) {
+    Object.assign(this, { id, state, go });
+    this.head = el("div", { class: "head-box" });
+    this.report = el("div", { class: "reports" });
+    this.pictures = el("div", { class: "pictures" });
+    this.compare = el("button", { type: "button",
+                                  onclick: () => go(`#/run/${this.ticked().join(",")}`) });
+    this.rows = el("ul", { class: "rows" });
+    this.cards = el("ul", { class: "cards" });
+    this.parts = el("section", { hidden: true }, el("h2", {}, "Made of"),
+                    el("p", { class: "buttons-row" }, this.compare), this.rows, this.cards);
+    this.below = el("div", { class: "below" });
+    this.element = el("div", { class: "page thing-page" }, back(), this.head, this.report,
+                      this.pictures, this.parts, this.below);
+  }
+
+  get address() { return `/api/thing/${this.id}`; }
+
+  show(thing) {
+    this.thing = thing;
+    find("title").textContent = thing.name;
+    find("title").title = thing.path;
+    this.head.replaceChildren(...[
+      el("p", { class: "page-title" }, el("strong", {}, thing.name), " ", kindBadge(thing), " ",
+         badge(thing)),
+      el("p", { class: "quiet" }, joined(about(thing), ago(thing.time))),
+      thing.error ? el("p", { class: "warn" }, thing.error) : null,
+      thing.verdict ? el("p", { class: "big-verdict" }, thing.verdict) : null,
+    ].filter(Boolean));
+    const page = thing.files.find((file) => file.kind === "page");
+    if (page) report(this.report, thing, page);
+    this.drawParts();
+    const text = JSON.stringify([thing.files, thing.command, thing.explore]);
+    if (this.belowDrawn === text) return;
+    this.belowDrawn = text;
+    this.drawPictures(page);
+    this.drawBelow();
+  }
+
+  /** Its figures, where it has no page that shows them. */
+  drawPictures(page) {
+    const pictures = page ? [] : this.thing.files.filter((file) => file.kind === "picture");
+    this.pictures.replaceChildren(...pictures.map((file) => el("figure", {},
+      el("img", { src: `${addressOf(this.thing, file)}?${file.stamp}`, alt: file.name,
+                  loading: "lazy" }),
+      el("figcaption", { class: "quiet" }, file.name))));
+  }
+
+  drawBelow() {
+    const { command: typed, explore, files } = this.thing;
+    const parts = [];
+    if (explore) {
+      parts.push(el("h2", {}, "Look at every example, and correct what was decided"), command(explore));
+    }
+    if (typed) parts.push(el("h2", {}, "The command that made it"), command(typed));
+    const links = files.filter((file) => file.kind !== "page").map((file) => {
+      const how = file.kind === "picture" ? IN_A_TAB : { download: file.name };
+      const name = file.is_large ? file.name
+        : el("a", { href: addressOf(this.thing, file), ...how }, file.name);
+      const where = file.is_large ? `, too large to send: it is in ${this.thing.path}` : "";
+      return el("li", {}, name, " ", el("span", { class: "quiet" }, size(file.size) + where));
+    });
+    if (links.length) parts.push(el("h2", {}, "Files"), el("ul", { class: "files" }, links));
+    this.below.replaceChildren(...parts);
+  }
+
+  ticked() {
+    const { parts } = this.thing;
+    return parts.map((part) => part.id).filter((id) => this.state.ticked.has(id));
+  }
+
+  drawParts() {
+    const { parts } = this.thing;
+    const runs = parts.filter((part) => part.kind === "run");
+    this.parts.hidden = !parts.length;
+    const draw = () => {
+      const number = this.ticked().length;
+      this.compare.parentElement.hidden = runs.length < 2;
+      this.compare.disabled = !number || number > MOST_COMPARED;
+      this.compare.textContent = number > 1 ? `Compare ${number} runs` : "Tick runs to compare them";
+    };
+    const short = (run) => ({ ...run, name: run.name.split("/").at(-1) });
+    this.rows.hidden = !runs.length;
+    keep(this.rows, runs, (run) => runRow(short(run), this.state.ticked, draw));
+    keep(this.cards, parts.filter((part) => part.kind !== "run"), card);
+    draw();
+  }
+}
