@@ -54,7 +54,7 @@ class Job:
     data: str | None = None
 
 
-CIFAR10 = "/work/shared/data/cifar-10-batches-bin/data_batch_2.bin"
+CIFAR10 = str(HERE.parents[1] / "shared/data/cifar-10-batches-bin/data_batch_2.bin")
 JOBS = {
     "nodules": Job("nodules"),
     "digits": Job("digits"),

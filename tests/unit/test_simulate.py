@@ -157,6 +157,24 @@ def test_the_latency_of_one_bucket_hides_behind_the_next() -> None:
     assert found.reduction_seconds == pytest.approx(2 * (0.01 + taken))
 
 
+def test_two_exchanges_travel_at_once_and_records_come_last() -> None:
+    """Latencies of 1 ms and next to no bytes: two buckets take 2 ms together (there and back), the
+    buffers and the record wait for a lane each, and the buffers for 2 ms more."""
+    workload = replace(load(batch=64, num_bytes=(1, 1)), buffer_bytes=1)
+    quick = flat(link(1e12, 1e-3))
+    policy = Static(bucket_bytes=0, overlap=False)
+    message = 2 * MESSAGE_LATENCIES * 1e-3  # in which the link carries nothing else
+    waiting = 2e-3 + message  # second bucket
+    assert at(2, replace(workload, buffer_bytes=0), quick, policy).step_seconds == pytest.approx(
+        8 * 0.04 + max(waiting, 2e-3 + 1e-3) + 0.5
+    )
+    assert at(2, workload, quick, policy).step_seconds == pytest.approx(
+        8 * 0.04 + max(4e-3, waiting + 1e-3) + 0.5
+    )
+    tree = replace(policy, algorithm="tree")  # NCCL: no records, one after another
+    assert at(2, workload, quick, tree).step_seconds == pytest.approx(8 * 0.04 + 4e-3 + 0.5)
+
+
 @pytest.mark.parametrize("taken", [0.0, 0.25, 1.0])
 def test_a_reduction_hides_only_what_its_cores_leave(taken: float) -> None:
     """Ready at 0.25 and 1 of a grain of 0.04 s; each takes 0.01 s at two workers, one hidden. With

@@ -72,6 +72,8 @@ class Cost(NamedTuple):
     seconds_per_byte: float
     latency_seconds: float = 0.0
     """On the way, while the next may start."""
+    record_seconds: float = 0.0
+    """Of what workers tell each other at the end of a step beside: a ring of small records."""
 
     def occupied(self, num_bytes: float) -> float:
         """Until the next reduction may start."""
@@ -137,7 +139,8 @@ def reduction_cost(
         outside = level.door * (workers - level.door) / (workers - 1)
         per_byte = max(per_byte, gradients * outside / level.network.bytes_per_second)
     latency *= rounds * (1.0 - MESSAGE_LATENCIES)  # the first of each exchange is counted above
-    return Cost(fixed, per_byte, latency)
+    record = sum(level.links * level.network.latency_seconds for level in levels)
+    return Cost(fixed, per_byte, latency, record)
 
 
 def tree_seconds(machine: Machine, workers: int) -> float:

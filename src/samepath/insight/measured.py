@@ -55,6 +55,8 @@ class MeasuredStep:
     """Median seconds of whole steps, by how many real workers ran here."""
     busy_cores: float
     """What others kept busy meanwhile."""
+    buffer_bytes: int = 0
+    """Of float buffers (batch norm's), which workers merge after every step."""
 
 
 def write_measured(folder: Path, measured: MeasuredStep) -> None:

@@ -97,39 +97,64 @@ def bucket_up(num_bytes: Sequence[int], policy: Static) -> tuple[list[int], list
     return sizes, last
 
 
+LANES = 2
+"""gloo has so many threads, each of which sees one exchange to its end."""
+
+
 class _Link:
-    """Reduces one thing after another, in every trial."""
+    """Reduces one thing after another, in every trial; latencies of LANES of them overlap."""
 
     def __init__(self, computed: Floats) -> None:
         self._computed = computed
         self.free = np.zeros_like(computed)
+        self._lanes = [np.zeros_like(computed)] * LANES
         self.there = np.zeros_like(computed)
         self.busy = np.zeros_like(computed)
         self.hidden = np.zeros_like(computed)
 
     def reduce(self, ready: Floats, seconds: Floats | float, latency: float = 0.0) -> None:
-        """As soon as it is ready and the link is free; nothing where it takes 0 s. The total is
-        there a latency later."""
+        """As soon as it is ready and the link and a lane are free; nothing where it takes 0 s. The
+        total is there a latency later."""
         taken = np.broadcast_to(seconds, ready.shape)
-        start = np.maximum(ready, self.free)
+        lane = self._lanes[0] if latency else self.free
+        start = np.maximum(np.maximum(ready, self.free), lane)
         end = start + taken
         self.free = np.where(taken > 0.0, end, self.free)
-        self.there = np.where(taken > 0.0, end + latency, self.there)
+        self._arrive(np.where(taken > 0.0, end + latency, self.there))
         self.busy = self.busy + taken
         self.hidden = self.hidden + np.clip(self._computed - start, 0.0, taken)
+
+    def tell(self, seconds: float) -> None:
+        """Something small, after computing: it takes a lane, but not the link."""
+        self._arrive(np.maximum(self._computed, self._lanes[0]) + seconds)
+
+    def _arrive(self, when: Floats) -> None:
+        self._lanes = [*self._lanes[1:], when]
+        self.there = np.maximum(self.there, when)
 
     def result(self) -> Exchange:
         return Exchange(np.maximum(self.there, self._computed), self.busy, self.hidden)
 
 
 def run_static(
-    ready: Floats, computed: Floats, num_bytes: Sequence[int], cost: Cost, policy: Static
+    ready: Floats,
+    computed: Floats,
+    num_bytes: Sequence[int],
+    cost: Cost,
+    policy: Static,
+    *,
+    buffer_bytes: int = 0,
 ) -> Exchange:
-    """`ready`: (trials, gradients), rising; `computed`: (trials,), when the slowest is done."""
+    """`ready`: (trials, gradients), rising; `computed`: (trials,), when the slowest is done. Our
+    own engine also adds buffers, and exchanges records, after computing."""
     link = _Link(computed)
     for size, last in zip(*bucket_up(num_bytes, policy), strict=True):
         when = ready[:, last] if policy.overlap else computed
         link.reduce(when, cost.occupied(size), cost.latency_seconds)
+    if policy.algorithm == "samepath":
+        if buffer_bytes:
+            link.reduce(computed, cost.occupied(buffer_bytes), cost.latency_seconds)
+        link.tell(cost.record_seconds)
     return link.result()
 
 

@@ -176,7 +176,8 @@ def _exchange(
     computed = drawn.done.max(axis=1)
     cost = reduction_cost(machine, workers, policy.algorithm, num_grains=len(shares.seconds))
     if isinstance(policy, Static):
-        return run_static(ready, computed, workload.tensor_bytes, cost, policy)
+        sizes, buffers = workload.tensor_bytes, workload.buffer_bytes
+        return run_static(ready, computed, sizes, cost, policy, buffer_bytes=buffers)
     phases = keys_for(key(seed, "simulate", "phase"), np.array(trials, np.int64))
     return run_queue(
         ready,

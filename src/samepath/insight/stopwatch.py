@@ -102,6 +102,9 @@ def assemble(options: Options, apart: Mapping[int, Launched], links: Launched) -
             if (step := launched.step_seconds(options.batch_size, workers)) is not None
         },
         busy_cores=max(launched.busy_cores for launched in apart.values()),
+        buffer_bytes=sum(
+            b.numel() * b.element_size() for b in model.buffers() if b.is_floating_point()
+        ),
     )
 
 
@@ -198,6 +201,7 @@ def workload_from(
         serial_seconds=measured.update_seconds,
         tensor_bytes=measured.tensor_bytes,
         tensor_ready=measured.tensor_ready,
+        buffer_bytes=measured.buffer_bytes,
         spread=measured_spread(_alike(measured, grain_size or measured.grain_size)),
         crowding={int(workers): factor for workers, factor in measured.crowding.items()},
     )

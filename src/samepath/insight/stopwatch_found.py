@@ -139,5 +139,5 @@ def read_turns(folder: Path, turns: Sequence[Turn], workers: int) -> Launched:
         ready=first["ready"],
         busy_cores=first["others"],
         device=first["device"],
-        links=first["links"],
+        links=first.get("links", {}),
     )

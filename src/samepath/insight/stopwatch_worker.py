@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samepath.engine.collective import Alone
+from samepath.engine.collective import Alone, Collective
 from samepath.engine.environment import read_place
 from samepath.engine.loop import make_trainer
 from samepath.engine.options import Options, recipe_of
@@ -88,31 +88,29 @@ def work(job: Job) -> None:
     """One worker's whole life."""
     with start(seed=job.options.seed, threads=job.options.threads, link=job.link) as session:
         watch = Watch()
-        bench = Bench(recipe_of(job.options).recipe, job, session)
+        network = connect(read_place(os.environ), session.device, link="network")
+        bench = Bench(recipe_of(job.options).recipe, job, session, network)
         found: dict[str, Any] = {"turns": bench.go(), "ready": bench.ready}
         found["others"] = watch.others(session.collective)
         found["device"] = session.device.type
-        found["links"] = _links(session, job.reductions) if job.reductions else {}
+        if job.reductions:
+            found["links"] = {
+                "shared": isinstance(session.collective, SharedMemory),
+                "local": time_reductions(session.collective, job.reductions),
+                "network": time_reductions(network, job.reductions),
+            }
         (job.folder / f"worker-{session.worker}.json").write_text(json.dumps(found))
-
-
-def _links(session: Session, repeats: int) -> dict[str, Any]:
-    """Reductions through what workers of this machine use, and through the network."""
-    network = connect(read_place(os.environ), session.device, link="network")
-    return {
-        "shared": isinstance(session.collective, SharedMemory),
-        "local": time_reductions(session.collective, repeats),
-        "network": time_reductions(network, repeats),
-    }
 
 
 class Bench:
     """One worker's trainers, and their turns."""
 
-    def __init__(self, recipe: Recipe, job: Job, session: Session) -> None:
+    def __init__(self, recipe: Recipe, job: Job, session: Session, network: Collective) -> None:
         self._recipe = recipe
         self._job = job
         self._session = session
+        self._network = network
+        """Who waits here sleeps; who waits in shared memory looks again and again."""
         self._alone = Session(Alone(session.device), seed=job.options.seed)
         self._trainers: dict[Turn, Trainer] = {}
         self._shares: dict[Turn, Iterator[Share]] = {}
@@ -154,13 +152,13 @@ class Bench:
     def _agree(self, plan: tuple[int, list[int]]) -> tuple[int, list[int]]:
         """The first worker's plan: it alone has timed everything."""
         mine = np.array([plan[0], *plan[1]], np.int64)
-        rounds, *counts = self._session.collective.gather(mine.view(np.uint8))[0].view(np.int64)
+        rounds, *counts = self._network.gather(mine.view(np.uint8))[0].view(np.int64)
         return int(rounds), [int(count) for count in counts]
 
     def _turn(self, turn: Turn, count: int) -> Steps:
         """So many full steps, begun by everybody at once."""
         trainer, shares = self._trainers[turn], self._shares[turn]
-        self._session.collective.agree(True)
+        self._network.agree(True)
         found = Steps([], [])
         if turn.how in ("alone", "ready") and not self._session.is_first:
             return found

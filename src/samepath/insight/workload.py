@@ -77,6 +77,8 @@ class Workload:
     """Gradients, in the order in which backward finds them."""
     tensor_ready: tuple[float, ...]
     """When each is there, as a part of the last grain's time: rising, at most 1."""
+    buffer_bytes: int = 0
+    """Of buffers that a step changes (batch norm's), which are merged like gradients."""
     spread: Spread = Spread()
     crowding: dict[int, float] = field(default_factory=dict)
     """By how many workers compute side by side in one node: a grain's time / its time alone."""
