@@ -79,23 +79,23 @@ def options_of(job: Job) -> Options:
     return resolve(find_recipe(job.recipe, job.data), Asked())
 
 
-def here(job: Job) -> dict[str, list[float]]:
+def here(job: Job, rounds: int) -> dict[str, list[float]]:
     """Median steps of one and of two workers, round by round in turn."""
     options = options_of(job)
     kinds = {Kind(options.batch_size, options.grain_size): TURN_SECONDS}
     found: dict[str, list[float]] = {"1": [], "2": []}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
             taken, _ = time_steps(options, kinds, workers, least_steps=LEAST_STEPS)
             found[str(workers)].append(statistics.median(next(iter(taken.values()))))
     return found
 
 
-def over_a_link(job: Job) -> list[float]:
+def over_a_link(job: Job, rounds: int) -> list[float]:
     """Median steps of two workers, each in a namespace of its own, round by round."""
     request: dict[str, object] = {"recipe": job.recipe, "data": job.data}
     with namespaces.machines(2, rate="1gbit") as names:
-        found = [namespaces.run_on(names, Path(__file__), request) for _ in range(ROUNDS)]
+        found = [namespaces.run_on(names, Path(__file__), request) for _ in range(rounds)]
     return [float(each["seconds"]) for each in found]  # type: ignore[arg-type]
 
 
@@ -183,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", default="nodules,digits,cifar10")
     parser.add_argument("--minutes", type=float, help="of each advice, in place of its own")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--folders", type=Path, help="where the folders of the advice go")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "advise.json")
     options = parser.parse_args()
@@ -196,13 +197,14 @@ def main() -> None:
             folder = (options.folders or Path(temporary)) / name
             said = advice(job, folder)
             print(f"{name}: {said['verdict']}")
-            truth: dict[str, Any] = {"here": here(job)}
+            truth: dict[str, Any] = {"here": here(job, options.rounds)}
             if problem is None:
-                truth["link"] = over_a_link(job)
+                truth["link"] = over_a_link(job, options.rounds)
             rows = compared(said, folder, truth)
             show(name, rows)
             found[name] = {
                 "verdict": said["verdict"],
+                "rounds": options.rounds,
                 "took_seconds": said["seconds"],
                 "truth_seconds": truth,
                 "compared": rows,
@@ -213,7 +215,7 @@ def main() -> None:
         "torch": torch.__version__,
         "cores": os.cpu_count(),
         "machine": platform.machine(),
-        "timing": f"medians of about {TURN_SECONDS:g} s of steps in each of {ROUNDS} rounds, one "
+        "timing": f"medians of about {TURN_SECONDS:g} s of steps in each round, one "
         "and two workers in turn; predictions were made before, by `samepath advise`",
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX = "samepath"
+PREFIX = f"samepath-{os.getpid()}"
+"""Of the namespaces of this process: others have their own."""
 
 
 def available() -> str | None:

@@ -227,12 +227,6 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def no_namespaces() -> str | None:
-    """Why there can be none; `namespaces.machines` would remove those of another run."""
-    used = list(Path("/var/run/netns").glob(f"{namespaces.PREFIX}-*"))
-    return "another run has them" if used else namespaces.available()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="steps,messages")
@@ -244,7 +238,7 @@ def main() -> None:
     options = parser.parse_args()
     names = {link.replace(", ", " "): link for link in (SHARED, LOOPBACK, GIGABIT)}
     links = [names[name] for name in options.links.split(",")]
-    problem = no_namespaces() if GIGABIT in links else None
+    problem = namespaces.available() if GIGABIT in links else None
     if problem is not None:
         print(f"left out: {GIGABIT} ({problem})")
         links.remove(GIGABIT)

@@ -15,6 +15,7 @@ from samepath.strategies import BUILT_IN, find_strategy
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
+from write_insight_docs import render as render_advice  # noqa: E402
 from write_readme import diff  # noqa: E402
 from write_readme import render as render_readme  # noqa: E402
 
@@ -101,3 +102,8 @@ def test_readme_shows_the_examples_and_the_measured_numbers() -> None:
 def test_own_loop_differs_in_at_most_ten_lines() -> None:
     added = [line for line in diff().splitlines() if line.startswith("+")]
     assert 0 < len(added) <= 10
+
+
+def test_the_advice_shows_what_benchmarks_found() -> None:
+    text = (ROOT / "docs" / "advise.md").read_text()
+    assert text == render_advice(text), "run: python scripts/write_insight_docs.py"

@@ -96,3 +96,16 @@ def test_signals_are_given_back() -> None:
     before = [signal.getsignal(number) for number in numbers]
     launch(int, (), 2)
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_long_tmpdir_has_room_for_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork server's socket would not fit in there."""
+    place = tmp_path / ("scratch-of-a-cluster" * 5)
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    command = [str(BIN / "samepath"), "train", "digits", "--steps", "1", "-n", "2", "--json"]
+    assert json.loads(run(tmp_path, *command))["num_workers"] == 2
+    left = [path.name for path in place.iterdir()]
+    assert not [name for name in left if not name.startswith("torchinductor")]  # torch's own

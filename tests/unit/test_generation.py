@@ -147,7 +147,8 @@ def test_a_recipe_that_changed_is_refused(run: Path, tmp_path: Path) -> None:
 def test_show_draws_a_page_that_stands_alone(run: Path, tmp_path: Path) -> None:
     page = show_run(run, tmp_path / "shown")
     names = {path.name for path in page.parent.iterdir()}
-    pictures = {"losses.png", "reconstructions.png", "ellipsoids.png", "sharpening.png"}
+    nodules = {"reconstructions.png", "ellipsoids.png", "sharpening.png"}
+    pictures = {"losses.png", "noise.png", *nodules}
     assert names == pictures | {"index.html"}
     text = page.read_text()
     assert text.count("data:image/png;base64,") == len(pictures)

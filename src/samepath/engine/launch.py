@@ -12,6 +12,7 @@ import ctypes
 import json
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ from samepath.engine.environment import LOOPBACK
 from samepath.errors import SamepathError, UserError, WorkerFailed, WorkerLost
 
 SHUTDOWN_SECONDS = 30
+LONGEST_TMPDIR = 60
 CAUSE_SECONDS = 2.0
 """How long a worker that lost another stays, so that torch's agent, which looks at one failure and
 ends the rest, sees the one that was lost first."""
@@ -63,6 +65,7 @@ def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: 
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["samepath.engine.train", "torch._inductor.config"]  # use_deterministic_algorithms needs it
     )
+    _make_room_for_sockets()
     with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
         try:
             with _signals_given_back():
@@ -85,6 +88,17 @@ def launch_script(command: Sequence[str], num_workers: int) -> None:
             raise _describe(error) from None
         except SignalException as error:
             raise Interrupted(int(error.sigval)) from None
+
+
+def _make_room_for_sockets() -> None:
+    """The fork server's socket has a path of at most 107 bytes: a long TMPDIR (clusters have them)
+    leaves no room for it, so that it goes to /tmp."""
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
+        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        try:
+            multiprocessing.util.get_temp_dir()  # makes it once, and removes it in the end
+        finally:
+            tempfile.tempdir = before
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
 def _noise(run: ReopenedRun, folder: Path) -> list[Section]:
     metrics = run.folder.read_metrics()
     lines = noise_lines(metrics)
-    if not lines:
+    if len(lines) < 2:  # no line to draw
         return []
     picture, batch_size = folder / "noise.png", run.config["batch_size"]
     draw_noise(metrics, batch_size, picture, f"{run.config['recipe']}: gradient noise scale")
