@@ -12,8 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from photograph_explorer import FLAGS, photograph
 from playwright.sync_api import sync_playwright
+
+from photograph_explorer import FLAGS, photograph
 
 
 def main(folder: Path) -> None:

@@ -1,10 +1,11 @@
 """Bring docs/advise.md up to date with what benchmarks found.
 
-    python scripts/write_insight_docs.py [ADVICE CURVATURE PROFILE SIMULATION]
+    python scripts/write_insight_docs.py [ADVICE CURVATURE PROFILE FIGURE-8]
 
-In: benchmarks/results/{advise,noise_scale,curvature,profile_engines,simulate}.json; and, to renew
-the figures, the folder of benchmarks/advise.py --folders, that of benchmarks/curvature.py, a
-profile's and a simulation's. Out: tables between the page's markers, and figures in docs/images.
+In: benchmarks/results/*.json of advise, noise_scale, curvature, profile_engines, simulate and
+figure_8; and, to renew the figures, the folder of benchmarks/advise.py --folders, that of
+benchmarks/curvature.py, a profile's and that of benchmarks/figure_8.py. Out: tables between the
+page's markers, and figures in docs/images.
 The words around them are written by hand and must be read again.
 """
 
@@ -149,6 +150,16 @@ def validation() -> str:
     return markdown(rows)
 
 
+def scaling() -> str:
+    curves = read("figure_8")
+    rows = [["modelled", *(str(point["workers"]) for point in next(iter(curves.values())))]]
+    rows += [
+        [name, *(f"{point['efficiency']:.0%}" for point in points)]
+        for name, points in curves.items()
+    ]
+    return markdown(rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "verdicts": verdicts,
     "truth": truth,
@@ -156,6 +167,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "curvature": curvature,
     "profile": profile,
     "validation": validation,
+    "scaling": scaling,
 }
 
 

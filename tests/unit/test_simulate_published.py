@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from samepath.insight.machine import MACHINES
-from samepath.insight.policies import DDP, HOROVOD_TODAY, Queue, Static
+from samepath.insight.policies import HOROVOD_TODAY, Queue, Static
 from samepath.insight.simulate import Policy, simulate
-from samepath.insight.workload import Spread, Workload, assumed_ready
+from samepath.insight.workload import Workload, assumed_ready
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from figure_8 import QUEUE, STATIC, on_summit, resnet50
 
 # ---- Cunha et al. 2018, Table I
 
@@ -65,48 +69,8 @@ def test_table_i_with_a_step_of_2_25_s_is_within_11_points() -> None:
 # ---- Gahlot et al. 2020, figure 8
 
 
-def resnet50() -> list[int]:
-    """Parameters of ResNet-50 for CIFAR-10, from the first to the last: 161 tensors."""
-    sizes: list[int] = []
-
-    def convolution(inputs: int, outputs: int, width: int) -> None:
-        sizes.extend((inputs * outputs * width * width, outputs, outputs))  # with its batch norm
-
-    convolution(3, 64, 3)
-    inputs = 64
-    for blocks, width in zip((3, 4, 6, 3), (64, 128, 256, 512), strict=True):
-        for block in range(blocks):
-            convolution(inputs, width, 1)
-            convolution(width, width, 3)
-            convolution(width, 4 * width, 1)
-            if block == 0:
-                convolution(inputs, 4 * width, 1)
-            inputs = 4 * width
-    return [*sizes, 20480, 10]
-
-
-def on_summit(policy: Policy, workers: list[int], step_seconds: float = 0.08) -> list[float]:
-    """Efficiency of weak scaling. Assumed, as the paper does not say: 80 ms a step (128 CIFAR-10
-    images on a V100), of which a third is forward; times spread by 2%."""
-    backward = tuple(4 * size for size in reversed(resnet50()))
-    workload = Workload(
-        name="ResNet-50",
-        batch_size=128,
-        grain_size=128,
-        grain_fixed=True,
-        grain_seconds={128: step_seconds},
-        serial_seconds=2e-3,
-        tensor_bytes=backward,
-        tensor_ready=assumed_ready(len(backward)),
-        spread=Spread(grain=0.02),
-    )
-    machine = MACHINES["summit"]
-    found = simulate(workload, machine, workers, policy=policy, scaling="weak", trials=100)
-    return [point.efficiency for point in found]
-
-
-STATIC = replace(DDP, algorithm="tree")  # NCCL's choice for many nodes
-QUEUE = Queue(algorithm="tree", waits=False)
+def efficiency(policy: Policy, workers: list[int], step_seconds: float = 0.08) -> list[float]:
+    return [point.efficiency for point in on_summit(policy, workers, step_seconds)]
 
 
 def test_the_network_of_figure_8() -> None:
@@ -117,7 +81,7 @@ def test_the_network_of_figure_8() -> None:
 
 def test_figure_8_the_queue_falls_behind_near_a_thousand_workers() -> None:
     few, many = [6, 24, 96, 384], [768, 1152, 1536]
-    static, queue = on_summit(STATIC, few + many), on_summit(QUEUE, few + many)
+    static, queue = efficiency(STATIC, few + many), efficiency(QUEUE, few + many)
     gaps = [a - b for a, b in zip(static, queue, strict=True)]
     assert max(map(abs, gaps[: len(few)])) < 0.03
     assert min(static) > 0.9
@@ -131,25 +95,25 @@ def test_it_is_the_coordinator_that_makes_it_fall() -> None:
     """With announcements for nothing (Horovod's cache) a queue keeps up with static buckets, as
     Romero et al. 2022 found up to 1536 GPUs."""
     for policy in (replace(QUEUE, message_seconds=0.0), replace(HOROVOD_TODAY, waits=False)):
-        cached = on_summit(replace(policy, algorithm="tree"), [1536])[0]
-        assert cached == pytest.approx(on_summit(STATIC, [1536])[0], abs=0.03)
+        cached = efficiency(replace(policy, algorithm="tree"), [1536])[0]
+        assert cached == pytest.approx(efficiency(STATIC, [1536])[0], abs=0.03)
 
 
 def test_our_own_reduction_beyond_a_hundred_workers_wants_larger_buckets() -> None:
     """Every bucket is a message to everybody, twice: with 2 MiB a bucket 90% at 96 workers, 27% at
     1536, where a tree has 93%. With 25 MiB there are fewer messages to pay for: 77%."""
-    ours = on_summit(Static(), [96, 384, 1536])
+    ours = efficiency(Static(), [96, 384, 1536])
     assert ours == pytest.approx([0.904, 0.605, 0.269], abs=0.01)
-    assert on_summit(Static(bucket_bytes=25 << 20), [1536])[0] == pytest.approx(0.77, abs=0.01)
-    assert on_summit(Static(algorithm="tree"), [1536])[0] == pytest.approx(0.935, abs=0.01)
-    assert on_summit(Static(algorithm="ring"), [1536])[0] < ours[-1]  # its messages wait in turn
+    assert efficiency(Static(bucket_bytes=25 << 20), [1536])[0] == pytest.approx(0.77, abs=0.01)
+    assert efficiency(Static(algorithm="tree"), [1536])[0] == pytest.approx(0.935, abs=0.01)
+    assert efficiency(Static(algorithm="ring"), [1536])[0] < ours[-1]  # its messages wait in turn
 
 
 def test_at_6000_workers_the_cache_doubles_the_speed() -> None:
     """What the default of `message_seconds` is taken from (Romero et al. 2022: twice), so that a
     change of the model that breaks it is seen."""
-    slow = on_summit(QUEUE, [6000], 0.2)[0]
-    quick = on_summit(replace(QUEUE, message_seconds=0.0), [6000], 0.2)[0]
+    slow = efficiency(QUEUE, [6000], 0.2)[0]
+    quick = efficiency(replace(QUEUE, message_seconds=0.0), [6000], 0.2)[0]
     assert quick / slow == pytest.approx(2.0, rel=0.1)
 
 
