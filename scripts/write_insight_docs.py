@@ -30,7 +30,7 @@ def read(name: str) -> Any:
 
 
 def ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.2f} s"
 
 
 def truth() -> str:
@@ -46,8 +46,7 @@ def truth() -> str:
                 recipe,
                 where,
                 ms(row["predicted_seconds"]),
-                f"{ms(row['true_seconds'])} ({1e3 * row['low_seconds']:.3g} to "
-                f"{1e3 * row['high_seconds']:.3g})",
+                f"{ms(row['true_seconds'])} ({ms(row['low_seconds'])} to {ms(row['high_seconds'])})",
                 f"{row['error']:+.0%}",
                 f"{row['predicted_speedup']:.2f}",
                 f"{row['true_speedup']:.2f}",
