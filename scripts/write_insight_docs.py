@@ -46,7 +46,8 @@ def truth() -> str:
                 recipe,
                 where,
                 ms(row["predicted_seconds"]),
-                f"{ms(row['true_seconds'])} ({ms(row['low_seconds'])} to {ms(row['high_seconds'])})",
+                f"{ms(row['true_seconds'])} ({ms(row['low_seconds'])} to "
+                f"{ms(row['high_seconds'])})",
                 f"{row['error']:+.0%}",
                 f"{row['predicted_speedup']:.2f}",
                 f"{row['true_speedup']:.2f}",
