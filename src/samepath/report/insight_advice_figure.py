@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -96,7 +97,7 @@ def _rates(axes: Axes, advice: Advice) -> None:
     tried = [trial for trial in rates.trials if math.isfinite(trial.end_loss)]
     tidy(axes)
     if not tried:
-        say_nothing_to_show(axes, rates.note or "no learning rate was tried")
+        say_nothing_to_show(axes, fill(rates.note or "no learning rate was tried", 32))
         return
     axes.plot([t.learning_rate for t in tried], [t.end_loss for t in tried], color=_RATES, lw=1.4)
     for trial in tried:
@@ -127,7 +128,7 @@ def _noise(axes: Axes, advice: Advice) -> None:
     tidy(axes)
     points = batch.points
     if not points:
-        say_nothing_to_show(axes, batch.note or "no noise scale was found")
+        say_nothing_to_show(axes, fill(batch.note or "no noise scale was found", 32))
         return
     steps = [point.step for point in points]
     known = [v for p in points for v in (p.scale, p.low, p.high)]
