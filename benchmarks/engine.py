@@ -16,7 +16,6 @@ import os
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import namespaces
+from about import commit
 from contestants import Step, ddp_step, job, plain_step, samepath_step
 from samepath.engine.collective import Alone
 from samepath.engine.launch import launch
@@ -227,13 +227,6 @@ def show(title: str, rows: dict[str, Any]) -> None:
         cells = [f"{row[c]:.3f}" for c in ("median", "low", "high")]
         table.add_row(name, *cells, str(row["rounds"]))
     Console().print(table)
-
-
-def commit() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE
-    )
-    return found.stdout.strip()
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from about import commit
 from samepath.engine.options import Asked
 from samepath.insight.profile import Profile, ProfileRequest, profile
 from samepath.insight.queue_reduction import QueueSettings
@@ -110,13 +110,10 @@ def main() -> None:
         repeats.append(found)
     rows = table(repeats)
     show(f"{options.recipe} on {options.workers} workers: median over repeats (range)", rows)
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE
-    ).stdout.strip()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     results[f"{options.recipe} on {options.workers}"] = {
         "about": {
-            "commit": commit,
+            "commit": commit(),
             "torch": torch.__version__,
             "machine": machine(),
             "python": platform.python_version(),

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import namespaces
+from about import commit
 from samepath.engine.launch import launch
 from samepath.engine.options import Asked, Options, resolve
 from samepath.engine.session import start
@@ -218,13 +218,6 @@ def messages() -> dict[str, Any]:
 
 
 # ---- all of it
-
-
-def commit() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE
-    )
-    return found.stdout.strip()
 
 
 def main() -> None:

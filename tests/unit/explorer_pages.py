@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+    from starlette.types import ASGIApp
 
 OpenPage = Callable[..., "Page"]
 
@@ -18,21 +20,31 @@ OpenPage = Callable[..., "Page"]
 @contextmanager
 def serving(folder: Path, keep: Path | None = None) -> Iterator[str]:
     """A server of a folder, in a thread; its address."""
-    import uvicorn
-
     from samepath.web.app import explorer_app
-    from samepath.web.serve import settings
     from samepath.web.session import open_session
 
-    with open_session(folder, keep) as session:
-        server = uvicorn.Server(settings(explorer_app(session.explorer, session.token)))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [session.listening]})
-        thread.start()
-        try:
-            yield session.address
-        finally:
-            server.should_exit = True
-            thread.join(10)
+    with (
+        open_session(folder, keep) as session,
+        answering(explorer_app(session.explorer, session.token), session.listening),
+    ):
+        yield session.address
+
+
+@contextmanager
+def answering(app: ASGIApp, listening: socket) -> Iterator[None]:
+    """An application, answering in a thread."""
+    import uvicorn
+
+    from samepath.web.serve import settings
+
+    server = uvicorn.Server(settings(app))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(10)
     assert not thread.is_alive()
 
 

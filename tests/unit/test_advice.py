@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ from samepath.report.insight_advice import write_advice
 from samepath.report.insight_advice_words import curve_table, duration_short, tables_in_short
 from samepath.study.results import NetworkFacts
 
+sys.path.insert(0, str(Path(__file__).parent))
+from measured_steps import made as made_up
+
 
 def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
     return NetworkFacts(
@@ -57,28 +61,20 @@ SHARED = link(5e9, 2e-5)
 
 def measured(**changes: Any) -> MeasuredStep:
     """32 examples in grains of 4, 0.1 s each: a step of 0.81 s; 4 MB of gradients."""
-    made = MeasuredStep(
-        recipe="made up",
-        identity="x",
+    step = made_up(
         machine="a processor, 4 cores",
-        device="cpu",
-        threads=1,
         batch_size=32,
-        grain_size=4,
-        grain_fixed=False,
         num_examples=3200,
         grain_times={"1": (0.025, 0.025), "2": (0.05, 0.05), "4": EVEN, "8": (0.2, 0.2)},
         update_seconds=0.01,
-        tensor_names=("last", "first"),
         tensor_bytes=(2_000_000, 2_000_000),
         tensor_ready=(0.6, 1.0),
         crowding={"2": 1.0},
         local=SHARED,
         network=SHARED,
         step_seconds={"1": 0.81},
-        busy_cores=0.0,
     )
-    return replace(made, **changes)
+    return replace(step, **changes)
 
 
 EVENLY = measured(grain_size=1, grain_times={"1": (0.025, 0.025)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,19 +97,13 @@ def make_finding(path: Path, kind: str, html: str = "", **content: Any) -> Path:
 @contextmanager
 def serving_ui(folder: Path) -> Iterator[str]:
     """A server of a folder, in a thread; its address."""
-    import uvicorn
+    from explorer_pages import answering
 
-    from samepath.web.serve import settings
     from samepath.web.ui_app import ui_app
     from samepath.web.ui_session import open_ui
 
-    with open_ui(folder) as session:
-        server = uvicorn.Server(settings(ui_app(session.board, session.token)))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [session.listening]})
-        thread.start()
-        try:
-            yield session.address
-        finally:
-            server.should_exit = True
-            thread.join(10)
-    assert not thread.is_alive()
+    with (
+        open_ui(folder) as session,
+        answering(ui_app(session.board, session.token), session.listening),
+    ):
+        yield session.address
