@@ -52,3 +52,9 @@ class CheckpointDamaged(SamepathError):
     """A checkpoint does not match its checksum or cannot be read."""
 
     exit_code = 1
+
+
+class NotSaved(SamepathError):
+    """A run came to its end and its folder does not take what is to be kept of it."""
+
+    exit_code = 1

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -191,8 +192,8 @@ def _found(name: str, identity: str, function: Callable[..., Any], data: str | N
             f"--data {data}: the recipe {name!r} brings its own; leave --data out, or give its "
             f"function a parameter: def {function.__name__}(data=None)"
         )
-    place = Path(data).resolve()
-    if not place.exists():
+    place = Path(os.path.realpath(data))
+    if not os.path.exists(place):  # nor where links lead round, or nobody may look
         raise UserError(f"--data {data}: there is no such file or folder; check the path")
     return FoundRecipe(name, identity, function(data=place), str(place), fingerprint(place))
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from write_insight_docs import render as render_advice  # noqa: E402
 from write_readme import diff  # noqa: E402
 from write_readme import render as render_readme  # noqa: E402
+from write_reliability_docs import render as render_reliability  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -107,3 +108,8 @@ def test_own_loop_differs_in_at_most_ten_lines() -> None:
 def test_the_advice_shows_what_benchmarks_found() -> None:
     text = (ROOT / "docs" / "advise.md").read_text()
     assert text == render_advice(text), "run: python scripts/write_insight_docs.py"
+
+
+def test_reliability_shows_what_benchmarks_found() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    assert text == render_reliability(text), "run: python scripts/write_reliability_docs.py"

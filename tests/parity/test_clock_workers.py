@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samepath.engine.options import Asked, Options, resolve
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.recipe import find_recipe
 from samepath.study import clock as clock_module
 from samepath.study.clock import Clock, measure_clock, predictions

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samepath.engine.options import Asked, resolve
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.insight.machine import find_machine
 from samepath.insight.measured import MeasuredStep, read_measured, write_measured
 from samepath.insight.policies import Static

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import pickle
 import pickletools
 import random
+import re
+import resource
 import shutil
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 
 from samepath.engine import checkpoint
-from samepath.engine.checkpoint import list_checkpoints, load, load_newest, save
+from samepath.engine.checkpoint import (
+    list_checkpoints,
+    load,
+    load_newest,
+    save,
+    write_atomically,
+)
 from samepath.engine.state import State, digest
 from samepath.errors import CheckpointDamaged
 
@@ -42,10 +53,10 @@ def state_at(step: int) -> State:
     return State(tensors, {"step": step, "numbers": [0.1, step]})
 
 
-def newest(folder: Path) -> tuple[int | None, list[str]]:
+def newest(folder: Path, *, set_aside: bool = False) -> tuple[int | None, list[str]]:
     """The step that would be loaded, and what is said about the others."""
     said: list[str] = []
-    found = load_newest(folder, said.append)
+    found = load_newest(folder, said.append, set_aside=set_aside)
     return (None if found is None else found.state.structure["step"]), said
 
 
@@ -54,6 +65,8 @@ def test_there_and_back(tmp_path: Path) -> None:
     fingerprint = save(tmp_path, state, PROGRESS)
     found = load(tmp_path / "step-00000017")
     assert found.digest == fingerprint == digest(state) == digest(found.state)
+    modes = {file.stat().st_mode for file in found.path.iterdir()}
+    assert len(modes) == 1, "whoever may read one file may read the other"
     assert found.progress == PROGRESS
     assert found.state.structure == state.structure
     assert found.state.tensors.keys() == state.tensors.keys()
@@ -69,10 +82,10 @@ def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
 
 
 def test_the_newest_two_are_kept(tmp_path: Path) -> None:
-    for step in (9, 10, 11, 100):
+    for step in (9, 10, 11, 99_999_999, 100_000_000):
         save(tmp_path, state_at(step), {})
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000011", "step-00000100"]
-    assert newest(tmp_path) == (100, [])
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-99999999", "step-100000000"]
+    assert newest(tmp_path) == (100_000_000, [])
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
@@ -109,42 +122,128 @@ def test_reading_never_unpickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     load(tmp_path / "step-00000003")
 
 
-# ---- crashes
+# ---- crashes, and disks that refuse
 
 
 class Crash(Exception):
     """As if the power went out."""
 
 
-@pytest.mark.parametrize("at", range(5))
-def test_a_crash_while_saving(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever sync or rename it comes at, the old checkpoint is whole and the next save works."""
-    save(tmp_path, state_at(4), {})
-    save(tmp_path, state_at(5), {})
-    calls = 0
+@contextmanager
+def failing(error: Exception, at: int, *, ever_after: bool) -> Iterator[list[int]]:
+    """Of all that changes a disk, call number `at` fails, and (a dead process does nothing more)
+    those after it. Gives how many there were."""
+    calls = [0]
 
     def count(original: Any) -> Any:
-        def crash(*arguments: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > at:
-                raise Crash
-            return original(*arguments)
+        def maybe(*arguments: Any, **settings: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == at + 1 or (ever_after and calls[0] > at):
+                raise error
+            return original(*arguments, **settings)
 
-        return crash
+        return maybe
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", count(os.fsync))
-        patched.setattr(Path, "rename", count(Path.rename))
-        patched.setattr(checkpoint, "save_file", count(save_file))
-        with pytest.raises(Crash):
-            save(tmp_path, state_at(6), {})
-    assert calls == at + 1
-    assert newest(tmp_path) == (5, [])
-    save(tmp_path, state_at(6), {})
-    save(tmp_path, state_at(7), {})
-    assert newest(tmp_path) == (7, [])
-    assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left"
+    with pytest.MonkeyPatch.context() as patched:
+        for owner, name in (
+            (os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "replace"), (os, "unlink"),
+            (shutil, "rmtree"), (checkpoint, "save_file"),
+        ):  # fmt: skip
+            patched.setattr(owner, name, count(getattr(owner, name)))
+        yield calls
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_crash_while_saving(tmp_path: Path) -> None:
+    """Whatever it comes at, a checkpoint is whole, and the next start removes what is not."""
+    for at in range(100):
+        folder = tmp_path / str(at)
+        save(folder, state_at(4), {})
+        save(folder, state_at(5), {})
+        try:
+            with failing(Crash(), at, ever_after=True) as calls:
+                save(folder, state_at(6), {})
+        except Crash:
+            assert newest(folder) in [(5, []), (6, [])]
+            assert newest(folder, set_aside=True) in [(5, []), (6, [])]
+            assert all(re.fullmatch(r"step-0000000\d", name) for name in names(folder))
+            save(folder, state_at(7), {})
+            assert newest(folder) == (7, [])
+            assert len(names(folder)) == 2
+        else:
+            break
+    assert calls[0] == at > 8
+
+
+def test_a_crash_while_the_only_one_is_replaced(tmp_path: Path) -> None:
+    """The same step anew, with other content: one of both is there, at any moment."""
+    other = State(state_at(6).tensors, state_at(5).structure)
+    for at in range(100):
+        folder = tmp_path / str(at)
+        before = save(folder, state_at(5), {})
+        try:
+            with failing(Crash(), at, ever_after=True) as calls:
+                save(folder, other, {})
+        except Crash:
+            found = load_newest(folder, pytest.fail, set_aside=True)
+            assert found is not None
+            assert found.digest in (before, digest(other))
+            assert names(folder) == ["step-00000005"]
+        else:
+            break
+    assert calls[0] == at > 8
+
+
+def test_a_disk_that_refuses(tmp_path: Path) -> None:
+    """Whatever it refuses, nothing half-written stays, and the older ones stay as they are."""
+    for at in range(100):
+        folder = tmp_path / str(at)
+        save(folder, state_at(4), {})
+        save(folder, state_at(5), {})
+        refused, over_quota = False, OSError(errno.EDQUOT, "over quota")
+        try:
+            with failing(over_quota, at, ever_after=False) as calls:
+                save(folder, state_at(6), {})
+        except OSError as error:
+            refused = error is over_quota
+        if calls[0] <= at:
+            break
+        assert newest(folder) in ([(5, []), (6, [])] if refused else [(6, [])])
+        assert all(re.fullmatch(r"step-0000000\d(\.part)?", name) for name in names(folder))
+        save(folder, state_at(7), {})
+        assert names(folder)[-1] == "step-00000007"
+        assert len(names(folder)) == 2
+    assert calls[0] == at > 8
+
+
+def test_a_full_disk_is_an_error_with_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors' own has none."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        save(tmp_path, state_at(5), {})
+    assert refused.value.errno == errno.ENOSPC
+    assert names(tmp_path) == []
+
+
+def test_a_small_file_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    write_atomically(file, "old")
+    with (
+        failing(OSError(errno.ENOSPC, "full"), 0, ever_after=False),
+        pytest.raises(OSError, match="full"),
+    ):
+        write_atomically(file, "new")
+    assert file.read_text() == "old"
+    assert names(tmp_path) == ["run.json"]
 
 
 def test_the_same_step_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,12 +272,12 @@ def test_half_written_folders_are_not_checkpoints(tmp_path: Path) -> None:
 
 def damaged(folder: Path) -> None:
     """Step 6 is damaged: it is named, and step 5 is used."""
-    with pytest.raises(CheckpointDamaged, match="step-00000006"):
+    with pytest.raises(CheckpointDamaged, match="step-00000006") as damage:
         load(folder / "step-00000006")
+    assert "\n" not in str(damage.value)
     step, said = newest(folder)
     assert step == 5
-    assert len(said) == 1
-    assert "step-00000006" in said[0]
+    assert said == [f"{damage.value}; step-00000005 is used"]
 
 
 @pytest.fixture
@@ -247,9 +346,131 @@ def test_the_files_of_another_step(two: Path) -> None:
     damaged(two)
 
 
+def written(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the content of step 6, and make its checksum right again."""
+    file = folder / "step-00000006" / "checkpoint.json"
+    content = json.loads(file.read_text().split("\n", 1)[1])
+    text = change(content) or json.dumps(content)
+    checksum = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest()})
+    file.write_text(f"{checksum}\n{text}\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: "[]",
+        lambda content: "7",
+        lambda content: "[" * 100_000,
+        lambda content: '{"structure": ' + '{"$list": [' * 5000 + "]}" * 5000 + "}",
+        lambda content: content.pop("structure") and None,
+        lambda content: content.pop("digest") and None,
+        lambda content: content.pop("progress") and None,
+        lambda content: content.update(progress=[1]),
+        lambda content: content.update(same_as=["weight"]),
+        lambda content: content.update(same_as={"tied": "nobody"}),
+        lambda content: content.update(same_as={"tied": []}),
+        lambda content: content.update(structure=[]),
+        lambda content: content.update(structure="step"),
+        lambda content: content["structure"].update(step="6"),
+        lambda content: content["structure"].update(step=-1),
+        lambda content: content["structure"].pop("step") and None,
+        lambda content: content["structure"].update(model={"$tensor": "nobody"}),
+        lambda content: content["structure"].update(model={"$map": [[[], 1]]}),
+        lambda content: content["structure"].update(model={"$map": [[1, 2, 3]]}),
+        lambda content: content["structure"].update(model={"$list": 3}),
+        lambda content: content["structure"].update(model={}),
+    ],
+)
+def test_a_json_that_is_right_and_not_ours(change: Any, two: Path) -> None:
+    written(two, change)
+    damaged(two)
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"shape": [2**38], "data_offsets": [0, 2**40]},
+        {"shape": [2**62, 8], "data_offsets": [0, 2**40]},
+        {"shape": [4, 5], "data_offsets": [2**40, 2**40 + 80]},
+        {"shape": [-1], "data_offsets": [0, 80]},
+        {"shape": [20], "data_offsets": [80, 0]},
+        {"dtype": "F1"},
+        None,
+    ],
+)
+def test_a_header_that_claims_terabytes_takes_no_memory(
+    claims: dict[str, Any] | None, two: Path
+) -> None:
+    file = two / "step-00000006" / "state.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    if claims is None:
+        file.write_bytes((2**40).to_bytes(8, "little") + content[8:])
+    else:
+        header = json.loads(content[8 : 8 + size])
+        header["weight"].update(claims)
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    damaged(two)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kB"
+
+
 def test_all_damaged(two: Path) -> None:
+    """Nothing is renamed either: a second attempt must not find an empty folder and start anew."""
     for folder in list_checkpoints(two):
         (folder / "state.safetensors").write_bytes(b"")
-    step, said = newest(two)
-    assert step is None
-    assert len(said) == 2
+    for set_aside in (False, True, True):
+        step, said = newest(two, set_aside=set_aside)
+        assert step is None
+        assert len(said) == 2
+    assert names(two) == ["step-00000005", "step-00000006"]
+
+
+# ---- set aside
+
+
+def test_damaged_ones_are_set_aside(two: Path) -> None:
+    """Renamed, never deleted, never counted, never read."""
+    for aside in ("step-00000006.damaged", "step-00000006.damaged-2"):
+        state = two / "step-00000006" / "state.safetensors"
+        state.write_bytes(state.read_bytes()[:-1])
+        step, said = newest(two, set_aside=True)
+        assert step == 5
+        assert len(said) == 1
+        assert "step-00000006: cannot be read" in said[0]
+        assert said[0].endswith(f"; it is set aside as {aside}, and step-00000005 is used")
+        assert newest(two, set_aside=True) == (5, [])
+        assert (two / aside / "state.safetensors").is_file()
+        save(two, state_at(6), PROGRESS)
+    for number in (7, 8):
+        save(two, state_at(number), PROGRESS)
+    assert [path.name for path in list_checkpoints(two)] == ["step-00000007", "step-00000008"]
+    assert names(two)[:2] == ["step-00000006.damaged", "step-00000006.damaged-2"]
+
+
+def test_older_damage_stays(two: Path) -> None:
+    """It is not looked at while a newer one is good."""
+    (two / "step-00000005" / "state.safetensors").unlink()
+    assert newest(two, set_aside=True) == (6, [])
+    assert names(two) == ["step-00000005", "step-00000006"]
+
+
+def test_setting_aside_where_nothing_can_be_renamed(two: Path) -> None:
+    (two / "step-00000006" / "checkpoint.json").unlink()
+    (two / "step-00000007.part").mkdir()
+    with failing(OSError(errno.EROFS, "Read-only file system"), 0, ever_after=True):
+        step, said = newest(two, set_aside=True)
+    assert step == 5
+    assert said[0].endswith(
+        "; it cannot be set aside (Read-only file system), and step-00000005 is used"
+    )
+    assert "step-00000006" in names(two)
+
+
+def test_what_a_kill_left_goes(two: Path) -> None:
+    shutil.copytree(two / "step-00000006", two / "step-00000007.part")
+    assert newest(two) == (6, [])
+    assert "step-00000007.part" in names(two), "somebody may be writing it"
+    assert newest(two, set_aside=True) == (6, [])
+    assert names(two) == ["step-00000005", "step-00000006"]

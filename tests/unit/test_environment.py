@@ -34,9 +34,37 @@ def test_alone() -> None:
 def test_torchrun() -> None:
     assert read_place(TORCHRUN) == Place(
         worker=3, num_workers=4, local_worker=1, address="node7", port=29501,
-        launcher="torchrun", one_machine=False,
+        launcher="torchrun", one_machine=False, first_here=False,
     )  # fmt: skip
     assert read_place(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).one_machine
+
+
+def test_samepaths_own_launcher() -> None:
+    """Its workers have torchrun's variables, and where to meet in its store."""
+    assert read_place(TORCHRUN).store_prefix == ""
+    assert not read_place(TORCHRUN).agent_has_store
+    ours = read_place(
+        TORCHRUN | {"SAMEPATH_STORE": "0f/workers/2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    )
+    assert (ours.store_prefix, ours.agent_has_store) == ("0f/workers/2", True)
+    loopback = read_place(TORCHRUN | {"MASTER_ADDR": "127.0.0.1"})
+    assert loopback.one_machine, "several launchers of one machine, which sees its loopback alone"
+
+
+def test_the_first_worker_of_a_machine() -> None:
+    """One on every machine, under every launcher: it keeps the last step for all of them there."""
+    assert Place().first_here
+    assert not read_place(TORCHRUN).first_here
+    assert read_place(TORCHRUN | {"LOCAL_RANK": "0"}).first_here
+    # a launcher that goes on without its worker 0 leaves out that number, which is its GPU's
+    left_out = {"LOCAL_RANK": "1", "SAMEPATH_HERE": "0"}
+    assert read_place(TORCHRUN | left_out).first_here
+    assert read_place(TORCHRUN | left_out).local_worker == 1
+    assert not read_place(OPEN_MPI).first_here
+    assert read_place(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}).first_here
+    one = SRUN | {"MASTER_ADDR": "gpu03"}
+    assert not read_place(one).first_here
+    assert read_place(one | {"SLURM_LOCALID": "0"}).first_here
 
 
 def test_half_of_torchruns_variables() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 
 import numpy as np
 import pytest
@@ -137,6 +138,57 @@ def test_no_worker_idles_while_there_are_grains(num_grains: int, num_workers: in
 def test_no_workers() -> None:
     with pytest.raises(ValueError, match="at least one"):
         assign(4, 0)
+
+
+costs_of_some = st.lists(st.integers(1, 1000), min_size=1, max_size=12).map(tuple)
+
+
+@given(counts, costs_of_some)
+def test_costs_leave_every_grain_to_one_worker(num_grains: int, costs: tuple[int, ...]) -> None:
+    runs = assign(num_grains, len(costs), costs)
+    assert list(itertools.chain(*runs)) == list(range(num_grains))
+    assert len(runs) == len(costs)
+    assert sum(len(run) > 0 for run in runs) == min(num_grains, len(costs))
+    assert expression(reduction(num_grains, len(costs), costs)) == tree(num_grains)
+
+
+@given(
+    st.integers(1, 10),
+    st.lists(st.integers(1, 400), min_size=1, max_size=4).map(tuple),
+)
+def test_nobody_could_be_done_sooner(more: int, costs: tuple[int, ...]) -> None:
+    """Against all ways there are to give everybody some grains."""
+    num_grains = len(costs) + more
+    ways = (
+        [b - a for a, b in itertools.pairwise((0, *cuts, num_grains))]
+        for cuts in itertools.combinations(range(1, num_grains), len(costs) - 1)
+    )
+    best = min(max(map(operator.mul, way, costs)) for way in ways)
+    ideal = num_grains / sum(1 / cost for cost in costs)
+    runs = assign(num_grains, len(costs), costs)
+    assert max(map(operator.mul, map(len, runs), costs)) <= max(best, 1.05 * ideal)
+
+
+@given(counts, st.integers(1, 40), st.integers(1, 500))
+def test_equal_costs_are_no_costs(num_grains: int, num_workers: int, cost: int) -> None:
+    longest = max(len(run) for run in assign(num_grains, num_workers, (cost,) * num_workers))
+    assert longest <= max(-(-num_grains // num_workers), 1.05 * num_grains / num_workers)
+    assert assign(num_grains, num_workers, (1,) * num_workers) == assign(num_grains, num_workers)
+
+
+def test_cuts_fall_where_few_sums_travel() -> None:
+    """5 and 3 of 8 would take as long as 6 and 2, and ship one sum more."""
+    assert [len(run) for run in assign(8, 2, (100, 200))] == [6, 2]
+    assert reduction(8, 2, (100, 200)).num_sums == (2, 1)
+    assert [len(run) for run in assign(64, 2, (100, 200))] == [44, 20]
+    assert max(reduction(1024, 2, (100, 200)).num_sums) <= 4
+    assert max(reduction(1024, 5, (100, 130, 220, 170, 100)).num_sums) <= 6
+
+
+@pytest.mark.parametrize("costs", [(1,), (1, 1, 1), (0, 1), (-3, 1)])
+def test_costs_that_make_no_assignment(costs: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="of 2 workers: give each one, above 0"):
+        assign(8, 2, costs)
 
 
 # ---- the tree

@@ -109,9 +109,10 @@ def test_planning_is_pure() -> None:
                 assert stage_of(name) in {None, *allowed}, f"{module} imports {name}"
 
 
-def test_torch_distributed_is_imported_in_three_places() -> None:
+def test_torch_distributed_is_imported_in_six_places() -> None:
     found = {m for m in MODULES for name in everywhere(m) if name.startswith("torch.distributed")}
-    assert found == {f"samepath.engine.{name}" for name in ("collective", "launch", "peers")}
+    talk, start = ("collective", "peers"), ("agent", "launch", "rendezvous", "sealed_store")
+    assert found == {f"samepath.engine.{name}" for name in (*talk, *start)}
     for module in MODULES:
         if module not in found:
             assert "torch.distributed" not in {

@@ -25,6 +25,21 @@ workers_option = click.option(
     help="Workers. auto: all of this machine's cores (or GPUs).",
 )
 
+_MACHINE = (
+    click.option(
+        "--here",
+        type=click.IntRange(1),
+        metavar="K",
+        help="Of a range: workers of this machine, at most. Its GPUs or cores when not given.",
+    ),
+    click.option(
+        "--interface",
+        metavar="NAME",
+        help="Of a range: the network interface (eth0) that other machines come through. Without "
+        "it only this machine is listened to.",
+    ),
+)
+
 data_option = click.option(
     "--data", metavar="PATH", help="Data for a recipe that takes some (a file or folder)."
 )
@@ -57,6 +72,14 @@ def parse_workers(text: str) -> int | Literal["auto"]:
     if not text.isdecimal() or int(text) < 1:
         raise UserError(f"-n {text}: give a whole number, at least 1, or 'auto'")
     return int(text)
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """The two ends of a range of workers."""
+    least, _, most = text.partition(":")
+    if not (least.isdecimal() and most.isdecimal()) or not 1 <= int(least) <= int(most):
+        raise UserError(f"-n {text}: give a range as LEAST:MOST, such as 1:8")
+    return int(least), int(most)
 
 
 def parse_target(text: str) -> float | Literal["none"]:
@@ -99,6 +122,26 @@ def stdout_kept_for_json(as_json: bool) -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def machine_options(command: Command) -> Command:
+    """What a machine brings to a run whose workers come and go."""
+    for option in reversed(_MACHINE):
+        command = option(command)
+    return command
+
+
+def machine_of(here: int | None, interface: str | None) -> Any:
+    """The same as a Machine."""
+    from samepath.engine.elastic import Machine, address_of
+    from samepath.engine.environment import LOOPBACK
+    from samepath.engine.request import available_workers
+
+    return Machine(
+        workers=here or available_workers(),
+        interface=interface,
+        address=LOOPBACK if interface is None else address_of(interface),
+    )
 
 
 def print_json(content: Any) -> None:

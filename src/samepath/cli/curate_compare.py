@@ -56,7 +56,7 @@ def compare(
     from samepath.cli.study_display import StudyDisplay
     from samepath.curation.compare import Wanted, to_json
     from samepath.curation.compare import compare as compare_all
-    from samepath.engine.launch import Interrupted
+    from samepath.engine.reports import Interrupted
     from samepath.report.curation_compare import comparison_table, finish_comparison
     from samepath.study.opening import StudyRequest
 

@@ -5,6 +5,7 @@ Commands import the library when they run, so that `samepath --help` is quick.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -18,6 +19,7 @@ from samepath.cli.data import download
 from samepath.cli.digest import digest
 from samepath.cli.explore import explore
 from samepath.cli.generate import generate
+from samepath.cli.join import join
 from samepath.cli.profile import profile
 from samepath.cli.recipes import recipes
 from samepath.cli.run import run
@@ -30,6 +32,9 @@ from samepath.cli.ui import ui
 from samepath.cli.verify import verify
 from samepath.errors import SamepathError
 from samepath.version import __version__
+
+# torch's libraries answer a peer that is gone with a page of C++ frames; we say it in a line
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -46,6 +51,7 @@ def cli() -> None:
 
 for command in (
     train,
+    join,
     verify,
     study,
     show,

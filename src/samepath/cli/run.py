@@ -21,7 +21,7 @@ def run(num_workers: str, script: str, arguments: tuple[str, ...]) -> None:
     """
     from samepath.cli.common import parse_workers
     from samepath.engine.launch import launch_script
-    from samepath.engine.train import available_workers
+    from samepath.engine.request import available_workers
 
     workers = parse_workers(num_workers)
     launch_script([script, *arguments], available_workers() if workers == "auto" else workers)

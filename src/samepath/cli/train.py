@@ -14,13 +14,16 @@ import click
 from samepath.cli.common import (
     data_option,
     keep_option,
+    machine_of,
+    machine_options,
+    parse_range,
     parse_target,
     parse_workers,
     print_json,
     shaping_options,
     stdout_kept_for_json,
-    workers_option,
 )
+from samepath.errors import UserError
 
 _SHOWN = (
     "steps",
@@ -38,7 +41,23 @@ _SHOWN = (
 @click.argument("recipe")
 @data_option
 @keep_option
-@workers_option
+@click.option(
+    "-n",
+    "num_workers",
+    default="auto",
+    show_default=True,
+    metavar="N",
+    help="Workers. auto: all of this machine's cores (or GPUs). A range, such as 1:8: the run goes "
+    "on with whoever is left and takes in whoever comes (see docs/reliability.md).",
+)
+@machine_options
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(min=1.0),
+    metavar="S",
+    help="A worker that does not answer for so many seconds counts as lost.  [default: 600]",
+)
 @click.option("--epochs", type=int, metavar="E", help="Where the run ends, also when resumed.")
 @click.option("--steps", type=int, metavar="S", help="Where the run ends, counted in steps.")
 @click.option(
@@ -81,6 +100,9 @@ def train(
     checkpoint_steps: int | None,
     tensorboard: bool,
     as_json: bool,
+    here: int | None,
+    interface: str | None,
+    timeout_seconds: float | None,
     strategy: str | None,
     virtual_workers: int | None,
     learning_rate: float | None,
@@ -95,6 +117,7 @@ def train(
       samepath train digits
       samepath train my_recipe.py -n 4 --epochs 20 --out runs/a
       samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
+      samepath train nodules -n 1:8 --out runs/b
       samepath train nodules --data my_volumes.npz
       samepath train cifar10 --keep curated/keep.csv
       samepath train nodules --strategy warmup:epochs=10 --as-workers 8
@@ -103,14 +126,30 @@ def train(
     from samepath.cli.display import LiveDisplay
     from samepath.engine.environment import read_place
     from samepath.engine.options import Asked
+    from samepath.engine.rendezvous import Crew
+    from samepath.engine.session import TIMEOUT_SECONDS
     from samepath.engine.train import Request
     from samepath.engine.train import train as train_request
 
+    workers: Any = num_workers
+    machine = None
+    if ":" in num_workers:
+        least, most = parse_range(num_workers)
+        workers, machine = Crew(least=least, most=most), machine_of(here, interface)
+    elif here is not None or interface is not None:
+        raise UserError(
+            f"--here and --interface are for a range of workers, and -n is {num_workers}; "
+            "give a range, such as -n 1:8"
+        )
+    else:
+        workers = parse_workers(num_workers)
     request = Request(
         recipe=recipe,
         data=data,
         keep=keep,
-        num_workers=parse_workers(num_workers),
+        num_workers=workers,
+        machine=machine,
+        timeout_seconds=timeout_seconds or TIMEOUT_SECONDS,
         asked=Asked(
             **asked,
             strategy=strategy,
@@ -132,13 +171,13 @@ def train(
         if as_json:
             print_json({**asdict(result), "run": str(folder)})
         else:
-            _summary(recipe, folder, asdict(result))
+            summarize(recipe, folder, asdict(result))
     if result.status == "interrupted":
         return 128 + (result.signal or signal.SIGINT)
     return 3 if result.status == "diverged" else 0
 
 
-def _summary(recipe: str, folder: Path, result: dict[str, Any]) -> None:
+def summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
     from samepath.report.noise import noise_words
 
     again = f"samepath train {recipe} --out {folder} --resume"

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from samepath.data.limits import brief, read_tensors
 from samepath.engine.checkpoint import sync_folder
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -52,12 +52,10 @@ def write_arrays(path: Path, arrays: Arrays) -> str:
 def read_arrays(path: Path) -> Arrays:
     """Read arrays back; ValueError, in words, unless every byte is as it was written."""
     try:
-        with safe_open(path, framework="np") as file:
-            recorded = (file.metadata() or {}).get("checksum")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from None
-    if checksum(arrays) != recorded:
+        arrays, about = read_tensors(path, "np")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({brief(error)})") from None
+    if checksum(arrays) != about.get("checksum"):
         raise ValueError(f"{path} does not match its checksum")
     return arrays
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from samepath.data import seed_everything
+from samepath.data.limits import brief, read_tensors
 from samepath.engine.reopen import reopen
 from samepath.engine.state import State, digest
 from samepath.errors import UserError
@@ -74,18 +73,18 @@ def load_from(source: Path, found: FoundRecipe, model: nn.Module) -> None:
 
 def _load_file(path: Path, model: nn.Module) -> None:
     try:
-        tensors = load_file(path)
-    except SafetensorError as error:
+        tensors, _ = read_tensors(path, "pt")
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"--from {path}: cannot be read ({error}); give a run's folder, or a safetensors file "
-            "with the model's state_dict()"
+            f"--from {path}: cannot be read ({brief(error)}); give a run's folder, or a "
+            "safetensors file with the model's state_dict()"
         ) from None
     expected = model.state_dict()
     missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
     if missing or unknown:
         what = f"it lacks {missing[0]!r}" if missing else f"the model has no {unknown[0]!r}"
         raise UserError(
-            f"--from {path}: does not fit the recipe's model: {what} "
+            f"--from {path}: does not fit the recipe's model: {brief(what)} "
             f"({len(missing)} missing, {len(unknown)} unknown); give weights of this model"
         )
     for name, tensor in tensors.items():

@@ -29,8 +29,8 @@ from samepath.curation.watch import Silent, Watcher
 from samepath.data import GrainRequest, Source, as_source, seed_everything
 from samepath.engine.evaluation import to_device
 from samepath.engine.launch import launch
+from samepath.engine.request import available_workers
 from samepath.engine.session import start
-from samepath.engine.train import available_workers
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import assign

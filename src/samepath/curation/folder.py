@@ -13,10 +13,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from samepath.curation.cache import Arrays, checksum, write_arrays
 from samepath.data.keep_list import KeepList, write_keep_list
+from samepath.data.limits import brief, open_plain, opened_tensors, read_object
 from samepath.engine.checkpoint import write_atomically
 from samepath.engine.rundir import finite, lock_folder, make_folder
 from samepath.errors import UserError
@@ -45,7 +44,7 @@ class CurationFolder:
         if known and known != origin:
             raise UserError(
                 f"--out {self.path} holds the curation of another recipe or other data "
-                f"({there.get('recipe')}); give another folder"
+                f"({brief(there.get('recipe'))}); give another folder"
             )
         keep = self.path / KEEP
         if keep.exists() and _sha256(keep) not in there.get("wrote", []):
@@ -89,25 +88,31 @@ class CurationFolder:
         """Whose folder this is: kept beside the caches from the first moment on."""
         file = self.cache / "origin.json"
         try:
-            found: dict[str, Any] = json.loads(file.read_text())
+            found = read_object(file)
+            if not isinstance(found.get("wrote", []), list):
+                raise ValueError("what it says was written is no list")
+            return found
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise UserError(f"{file} cannot be read ({error}); give another --out") from None
-        return found
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be read ({brief(error)}); give another --out") from None
 
     def _write_origin(self, content: dict[str, Any]) -> None:
         write_atomically(self.cache / "origin.json", json.dumps(content) + "\n")
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        with open_plain(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give another --out") from None
 
 
 def _recorded(path: Path) -> str | None:
     """The checksum a file says it has."""
     try:
-        with safe_open(path, framework="np") as file:
+        with opened_tensors(path, "np") as file:
             return (file.metadata() or {}).get("checksum")
-    except (OSError, SafetensorError):
+    except (OSError, ValueError):
         return None

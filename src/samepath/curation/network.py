@@ -16,8 +16,8 @@ from samepath.curation.extractor import Extractor, load_from
 from samepath.curation.folder import CurationFolder
 from samepath.curation.request import CurateRequest
 from samepath.data.keep_list import KeepList, write_keep_list
-from samepath.engine.launch import Interrupted
 from samepath.engine.options import Asked
+from samepath.engine.reports import Interrupted
 from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, train
 from samepath.errors import SamepathError, UserError

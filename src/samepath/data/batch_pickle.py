@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.limits import brief
 from samepath.errors import UserError
 
 
@@ -63,12 +65,21 @@ class _Unpickler(pickle.Unpickler):
         return _KNOWN[module, name]
 
 
+def _check_claims(content: bytes) -> None:
+    """Raise where a few bytes would make pickle take gigabytes: the number under which something
+    is remembered is the length of a table, and a text's length is believed before it is read."""
+    for code, argument, _ in pickletools.genops(content):  # itself holds lengths against the rest
+        if code.name.endswith("PUT") and int(argument or 0) > len(content):
+            raise pickle.UnpicklingError("it numbers what it remembers beyond its length")
+
+
 def unpickle(content: bytes, path: object) -> Any:
     """What a batch file holds. Text of Python 2 comes as bytes."""
     try:
+        _check_claims(content)
         return _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # whatever bytes can make pickle raise: it is not a batch
-        what = str(error).replace("\n", " ") or type(error).__name__
+        what = brief(error) or type(error).__name__
         raise UserError(
             f"{path} is not a batch of CIFAR-10 and was not loaded: {what}; "
             "get it anew with `samepath download cifar10`"

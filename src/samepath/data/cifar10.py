@@ -11,6 +11,7 @@ checked. A part of the data is read only when the last batch is named.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.batch_pickle import PickledArray, unpickle
+from samepath.data.limits import brief, read_whole
 from samepath.data.places import data_folders
 from samepath.errors import UserError
 
@@ -53,6 +55,7 @@ MD5 = {
 }
 """Of the python layout's files, as published with them."""
 _MOST_BYTES = 1 << 26  # of a python batch; they have 31 million
+_MOST_NAMES = 1 << 16  # bytes of batches.meta.txt, which has 61
 
 Bytes = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -125,7 +128,7 @@ class _Place(NamedTuple):
 
 
 def _find(path: Path) -> _Place:
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))
     if path.is_file():
         for layout in _LAYOUTS:
             named = re.fullmatch(r"data_batch_([1-5])" + re.escape(layout.suffix), path.name)
@@ -199,7 +202,7 @@ def _read_python(file: Path) -> tuple[Bytes, Bytes]:
     size = file.stat().st_size
     if size > _MOST_BYTES:
         raise UserError(f"{file} has {size:,} bytes, more than any batch: {_AGAIN}")
-    content = file.read_bytes()
+    content = read_whole(file, _MOST_BYTES)
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if digest != MD5.get(file.name, digest):
         raise UserError(
@@ -229,8 +232,13 @@ _LAYOUTS = (
 
 def _check_names(file: Path) -> None:
     """The classes that come with binary batches, if they do, are CIFAR-10's."""
-    names = file.read_text(errors="replace").split() if file.is_file() else list(CLASS_NAMES)
+    if not file.is_file():
+        return
+    try:
+        names = read_whole(file, _MOST_NAMES).decode(errors="replace").split()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({brief(error)}): {_AGAIN}") from None
     if names != list(CLASS_NAMES):
         raise UserError(
-            f"{file} names other classes than CIFAR-10's ({', '.join(names)[:200]}): {_AGAIN}"
+            f"{file} names other classes than CIFAR-10's ({brief(', '.join(names))}): {_AGAIN}"
         )

@@ -19,6 +19,7 @@ from typing import Any
 
 from samepath.data.cube_folder import ABOUT, FORMAT, open_cubes
 from samepath.data.cutting import CubeSettings
+from samepath.data.limits import open_plain, read_object
 from samepath.data.listing import Volumes
 from samepath.data.luna16 import ANNOTATIONS, luna_job, luna_settings
 from samepath.data.make_cubes import Report, run_job
@@ -34,13 +35,14 @@ def cached_cubes(folder: Path) -> Volumes:
         for file in files_below(folder, ".mhd", ".raw", ".zraw")
     }
     try:
-        annotations = (folder / ANNOTATIONS).read_bytes()
+        with open_plain(folder / ANNOTATIONS) as file:
+            annotations = hashlib.file_digest(file, "sha256").hexdigest()
         cache = Path(os.environ.get("SAMEPATH_CACHE") or "~/.cache/samepath").expanduser()
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}; set SAMEPATH_CACHE=FOLDER") from error
     source = str(folder.resolve())
-    key = _short([source, hashlib.sha256(annotations).hexdigest(), asdict(settings), FORMAT])
+    key = _short([source, annotations, asdict(settings), FORMAT])
     exact = cache / f"luna16-{key}-{_short(scans)}"
     if found := _find_made(exact, key, scans):
         return open_cubes(found)
@@ -59,7 +61,7 @@ def _find_made(exact: Path, key: str, scans: dict[str, int]) -> Path | None:
     """A cube folder made of these scans, or of these and more."""
     for made in (exact, *sorted(exact.parent.glob(f"luna16-{key}-*"))):
         try:
-            known = json.loads((made / ABOUT).read_text())["scans"]
+            known = read_object(made / ABOUT)["scans"]
             if scans.items() <= known.items():
                 return made
         except FileNotFoundError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 import uuid
 from collections.abc import Iterable
@@ -19,7 +20,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.listing import Listing, Volumes
+from samepath.data.limits import brief, check_text, open_plain, read_object
+from samepath.data.listing import Listing, Volumes, check_shape
+from samepath.data.npy import map_array
 from samepath.errors import UserError
 from samepath.version import __version__
 
@@ -92,36 +95,54 @@ def write_cubes(
 def open_cubes(folder: Path) -> Volumes:
     """A cube folder, its voxels memory-mapped; its checksum is compared first."""
     try:
-        content = json.loads((folder / ABOUT).read_text())
+        content = read_object(folder / ABOUT)
         if content["format"] != FORMAT:
             raise UserError(
-                f"{folder} has cube format {content['format']}, this samepath reads {FORMAT}; "
-                "make it again with samepath cubes"
+                f"{folder} has cube format {brief(content['format'])}, this samepath reads "
+                f"{FORMAT}; make it again with samepath cubes"
             )
-        with (folder / _VOXELS).open("rb") as file:
+        with open_plain(folder / _VOXELS) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != content["sha256"]:
                 raise ValueError("the checksum differs")
+            file.seek(0)
+            cubes = map_array(file)
+        if cubes.dtype != np.uint8 or cubes.ndim != 4 or not cubes.size:
+            raise ValueError(f"its voxels are {cubes.dtype} of the shape {cubes.shape}")
+        check_shape(cubes.shape[1:], folder)
         return Volumes(
-            cubes=np.load(folder / _VOXELS, mmap_mode="r", allow_pickle=False),
-            names=tuple(content["names"]),
-            group=tuple(content["group"]),
-            facts={
-                key: np.array(column["values"], column["dtype"])
-                for key, column in content["facts"].items()
-            },
-            split=content["split"] and tuple(content["split"]),
+            cubes=cubes,
+            names=_texts(content["names"]),
+            group=_texts(content["group"]),
+            facts={key: _load_column(column) for key, column in content["facts"].items()},
+            split=content["split"] and _texts(content["split"]),
         )
     except UserError:
         raise
     except _DAMAGED as error:
         raise UserError(
-            f"{folder} is damaged or incomplete ({error}); delete it and make it again"
+            f"{folder} is damaged or incomplete ({brief(error)}); delete it and make it again"
         ) from error
 
 
 def _write_header(file: IO[bytes], count: int, side: int) -> None:
     header = {"descr": "|u1", "fortran_order": False, "shape": (count, side, side, side)}
     np.lib.format.write_array_header_1_0(file, header)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError("names, groups or splits are not text")
+    check_text(values)
+    return tuple(values)
+
+
+def _load_column(column: dict[str, Any]) -> NDArray[Any]:
+    """What `_dump_column` wrote."""
+    if not (kind := re.fullmatch(r"[<>|=]([biufU])\d+", column["dtype"])):
+        raise ValueError("facts that are neither numbers nor text")
+    if kind[1] == "U":  # as long as they are, whatever the type says
+        return np.array(_texts(column["values"]))
+    return np.array(column["values"], kind[0])
 
 
 def _dump_column(array: NDArray[Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from samepath.errors import UserError
 
 _BLUR = 0.5  # standard deviation of the blur before sampling, in steps of the output grid
 _BLUR_REACH = 3.0  # standard deviations after which the blur is cut off
+_THIN = 100  # an image may be so many times thinner than a step; its blur is as much wider than it
 
 HOUNSFIELD = (-1000.0, 400.0)
 """Air to soft tissue: the usual window for lung nodules."""
@@ -118,6 +119,8 @@ def sample_cube(
         where = ", ".join(f"{c:.1f}" for c in centre_mm)
         raise ImageProblem(f"({where}) mm lies outside the scan")
     step = mm / side
+    if (size * spacing * _THIN < step).any():
+        raise ImageProblem(f"is thinner than 1/{_THIN} of a cube's voxel ({step:g} mm)")
     blur = _BLUR * np.sqrt(np.maximum(step**2 - spacing**2, 0.0)) / spacing  # in voxels
     corners = np.array(
         [

@@ -9,6 +9,7 @@ files inside the folder and nothing else.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import hashlib
 import http.client
 import os
@@ -26,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
+from samepath.data.limits import brief
 from samepath.errors import SamepathError, UserError
 
 Progress = Callable[[int, int], None]
@@ -231,9 +233,9 @@ def _unpack(archive: Archive, file: IO[bytes], folder: Path) -> None:
                     assert content is not None, "it is a regular file"
                     with content, place.open("xb") as unpacked:
                         shutil.copyfileobj(content, unpacked, _CHUNK)
-        except (tarfile.TarError, EOFError, zlib.error) as error:
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
             raise DownloadFailed(
-                f"{archive.url} is no .tar.gz that can be read: {error}"
+                f"{archive.url} is no .tar.gz that can be read: {brief(error)}"
             ) from error
         Path(aside, archive.folder).rename(folder)
 

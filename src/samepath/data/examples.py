@@ -7,16 +7,26 @@ there are any; the same kind of data with only some of its examples.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
-from samepath.data.sources import Data, GrainRequest, Source, TensorSource, as_source
+from samepath.data.mapped import Column
+from samepath.data.sources import (
+    Data,
+    GrainRequest,
+    SomeOf,
+    Source,
+    TensorSource,
+    as_source,
+    columns_of,
+    select_rows,
+)
 from samepath.errors import UserError
 
 Collate = Callable[[list[Any]], Any]
@@ -59,35 +69,26 @@ def labels_of(
 
 def in_memory(data: Data) -> bool:
     """Whether looking at every example costs next to nothing."""
-    return isinstance(as_source(data, seed=0), TensorSource)
+    source = as_source(data, seed=0)
+    return isinstance(source, TensorSource) and source.in_memory
 
 
 def only_rows(data: Data, rows: Rows) -> Data:
     """The same data with the given examples only, numbered anew in the order given."""
-    index = torch.from_numpy(rows)
-    if isinstance(data, Tensor):
-        return data.index_select(0, index)
-    if isinstance(data, TensorDataset):
-        return tuple(tensor.index_select(0, index) for tensor in data.tensors)
-    if isinstance(data, (tuple, list)) and all(isinstance(part, Tensor) for part in data):
-        return tuple(tensor.index_select(0, index) for tensor in data)
-    if isinstance(data, Source):
-        return _SomeOf(data, rows)
-    return Subset(data, rows.tolist())  # type: ignore[arg-type]
+    columns = columns_of(data)
+    if isinstance(data, Source) or (columns is not None and not in_memory(data)):
+        return SomeOf(data, rows)
+    if columns is None:
+        return Subset(data, rows.tolist())  # type: ignore[arg-type]
+    if isinstance(columns, (Tensor, np.ndarray)):
+        return _some(columns, rows)
+    return tuple(_some(column, rows) for column in columns)
 
 
-class _SomeOf:
-    """A source's examples under new numbers."""
-
-    def __init__(self, source: Source, rows: Rows) -> None:
-        self._source = source
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
-        return self._source.load(GrainRequest(r.epoch, self._rows[r.examples]) for r in requests)
+def _some(column: Column, rows: Rows) -> Column:
+    if isinstance(column, Tensor):
+        return select_rows(column, torch.from_numpy(rows))
+    return column[rows]
 
 
 def _requests(rows: Rows) -> Iterator[GrainRequest]:

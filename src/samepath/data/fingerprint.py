@@ -7,8 +7,10 @@ middle of a larger file that keeps its size goes unnoticed.
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
+
+from samepath.data.limits import open_plain, size_of
+from samepath.errors import UserError
 
 _EDGE = 1 << 20
 
@@ -19,10 +21,16 @@ def fingerprint(path: Path) -> str:
     whole = hashlib.sha256()
     for file in files:
         name = "" if file == path else file.relative_to(path).as_posix()
-        with file.open("rb") as content:
-            size = os.fstat(content.fileno()).st_size
-            first = content.read(_EDGE)
-            content.seek(max(len(first), size - _EDGE))
-            parts = hashlib.sha256(first + content.read(_EDGE)).hexdigest()
+        try:
+            with open_plain(file) as content:
+                size = size_of(content)
+                first = content.read(_EDGE)
+                content.seek(max(len(first), size - _EDGE))
+                parts = hashlib.sha256(first + content.read(_EDGE)).hexdigest()
+        except OSError as error:
+            raise UserError(
+                f"{file} cannot be read ({error.strerror}); move it out of the data, or let it be "
+                "read"
+            ) from None
         whole.update(f"{name}\0{size}\0{parts}\n".encode())
     return whole.hexdigest()

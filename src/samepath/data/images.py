@@ -1,19 +1,20 @@
 """3-D medical images through SimpleITK: read and write.
 
 In: `.mhd`, `.nii` and `.nii.gz` files. Out: images that know their place in millimetres, arrays
-as (z, y, x). Guaranteed: a file that is truncated or no image raises `ImageProblem` with one line
-of reason and prints nothing. SimpleITK is an optional part: it is imported when the first image is
-touched.
+as (z, y, x). Guaranteed: a file that is truncated or no image, or claims more than it holds, raises
+`ImageProblem` with one line of reason and prints nothing; ITK sees nothing that was not checked.
+SimpleITK is an optional part: it is imported when the first image is touched.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,8 +22,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.listing import by
+from samepath.data.metaimage import read_metaimage
 from samepath.data.nifti import NIFTI, ImageProblem, check_nifti
 from samepath.errors import UserError
+
+_FAR = 1e9  # millimetres; no voxel is as large, or as small as 1 / _FAR
 
 Image: TypeAlias = Any
 """A SimpleITK image, which carries no types."""
@@ -45,21 +50,49 @@ def simpleitk() -> Any:
 
 def read_image(path: Path) -> Image:
     """A 3-D image with one number per voxel (a fourth dimension of size 1 is dropped)."""
-    sitk = simpleitk()
-    if path.name.endswith(NIFTI):
-        check_nifti(path)
     heard: list[str] = []
     try:
         with _standard_error_kept(heard):
-            image = sitk.ReadImage(str(path))
+            image = _read_nifti(path) if path.name.endswith(NIFTI) else _read_scan(path)
     except (RuntimeError, MemoryError) as error:
-        raise ImageProblem(_reason(str(error), "".join(heard))) from error
+        raise ImageProblem(_reason(str(error))) from error
     if image.GetDimension() == 4 and image.GetSize()[3] == 1:
         image = image[:, :, :, 0]
     if image.GetDimension() != 3:
         raise ImageProblem(f"has {image.GetDimension()} dimensions, not 3")
     if image.GetNumberOfComponentsPerPixel() != 1:
         raise ImageProblem(f"has {image.GetNumberOfComponentsPerPixel()} numbers per voxel, not 1")
+    _check_place(image.GetSpacing(), image.GetOrigin())
+    return image
+
+
+def _check_place(spacing: Sequence[float], origin: Sequence[float]) -> None:
+    if not all(1 / _FAR < step < _FAR for step in spacing):
+        raise ImageProblem(f"has voxels of {by(spacing)} mm, which cannot be")
+    if not all(abs(place) < _FAR for place in origin):
+        raise ImageProblem("lies nowhere: its origin is no place")
+
+
+def _read_nifti(path: Path) -> Image:
+    num_bytes = check_nifti(path)
+    reader = simpleitk().ImageFileReader()
+    reader.SetImageIO("NiftiImageIO")  # else ITK tries every format it knows
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    # what ITK would take memory for, of at least one byte per voxel
+    if math.prod(reader.GetSize()) * reader.GetNumberOfComponents() > num_bytes:
+        raise ImageProblem("the file is shorter than its header says")
+    return reader.Execute()
+
+
+def _read_scan(path: Path) -> Image:
+    scan = read_metaimage(path)
+    _check_place(scan.spacing, scan.origin)
+    native = scan.voxels.astype(scan.voxels.dtype.newbyteorder("="), copy=False)
+    image = simpleitk().GetImageFromArray(native)
+    image.SetSpacing(scan.spacing)
+    image.SetOrigin(scan.origin)
+    image.SetDirection(scan.direction)
     return image
 
 
@@ -137,13 +170,7 @@ def _standard_error_kept(heard: list[str]) -> Iterator[None]:
             heard.append(file.read().decode(errors="replace"))
 
 
-def _reason(error: str, printed: str) -> str:
-    if "data not read completely" in printed:
-        return "its data file is shorter than its header says"
-    if "Cannot open data file" in printed:
-        return "its data file is absent or cannot be opened"
-    if "does not exist" in error:
-        return "no such file"
+def _reason(error: str) -> str:
     if "allocate" in error:
         return "too large for this machine's memory (or its header is damaged)"
     return "is no image that SimpleITK can read (damaged header?)"

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.examples import examples_identity, labels_of
+from samepath.data.limits import brief
 from samepath.data.tables import read_table
 from samepath.errors import UserError
 
@@ -82,11 +83,13 @@ def read_keep_list(path: Path) -> KeepList:
     for number, (line, row) in enumerate(read_table(path, COLUMNS)):
         if row["index"] != str(number):
             raise UserError(
-                f"{path}, line {line}: index is {row['index']!r} where {number} is due; a "
-                "keep-list has one row per training example, in order"
+                f"{path}, line {line}: index is {brief(repr(row['index']))} where {number} is due; "
+                "a keep-list has one row per training example, in order"
             )
         if row["kept"] not in ("0", "1"):
-            raise UserError(f"{path}, line {line}: kept is {row['kept']!r}; it must be 1 or 0")
+            raise UserError(
+                f"{path}, line {line}: kept is {brief(repr(row['kept']))}; it must be 1 or 0"
+            )
         unlabelled = unlabelled if number else not row["label"]
         if not unlabelled:
             labels.append(_whole(path, line, "label", row["label"]))
@@ -146,11 +149,13 @@ def _whole(path: Path, line: int, name: str, text: str) -> int:
     with suppress(ValueError):
         if abs(number := int(text)) < 2**63:
             return number
-    raise UserError(f"{path}, line {line}: {name} is {text!r}; it must be a whole number")
+    raise UserError(
+        f"{path}, line {line}: {name} is {brief(repr(text))}; it must be a whole number"
+    )
 
 
 def _real(path: Path, line: int, name: str, text: str) -> float:
     with suppress(ValueError):
         if abs(number := float(text)) < _LIMIT:
             return number
-    raise UserError(f"{path}, line {line}: {name} is {text!r}; it must be a number")
+    raise UserError(f"{path}, line {line}: {name} is {brief(repr(text))}; it must be a number")

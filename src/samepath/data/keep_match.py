@@ -7,7 +7,6 @@ are the number of examples, the labels (of data that is not in memory, some) and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from samepath.data.examples import Collate, examples_identity, in_memory, labels_of
 from samepath.data.keep_list import KeepList
+from samepath.data.limits import brief, read_object
 from samepath.data.sources import Data, as_source
 from samepath.errors import UserError
 
@@ -81,17 +81,14 @@ def _read_about(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        about = json.loads(path.read_text())
+        return read_object(path)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}), so the keep-list beside it cannot be checked; put "
-            "the file back, or move the keep-list to a folder of its own"
+            f"{path} cannot be read ({brief(error)}), so the keep-list beside it cannot be "
+            "checked; put the file back, or move the keep-list to a folder of its own"
         ) from None
-    if not isinstance(about, dict):
-        raise UserError(f"{path} is not of samepath curate; move the keep-list elsewhere")
-    return about
 
 
 def _origin(about: Mapping[str, Any]) -> str:
     data = about.get("data")
-    return f"{about.get('recipe')}{f' --data {data}' if data else ''}"
+    return brief(f"{about.get('recipe')}{f' --data {data}' if data else ''}")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.limits import check_memory
 from samepath.errors import UserError
 
 _GROUPS = ("group", "patient", "scan")
@@ -89,10 +90,16 @@ def checked(volumes: Volumes, path: Path) -> Volumes:
             f"{path}: values reach from {low:g} to {high:g}, not from 0 to 1; "
             f"type: {cubes_command(path)} --window LOW,HIGH"
         )
-    elif cubes.dtype == np.bool_:
-        cubes = cubes.astype(np.uint8) * np.uint8(255)
     elif cubes.dtype != np.float32:
-        cubes = cubes.astype(np.float32)
+        try:
+            check_memory(4 * cubes.size)
+        except ValueError as error:
+            raise UserError(
+                f"{path} holds {cubes.dtype}, which must become float32 in memory, and {error}; "
+                "save it as float32, which stays on disk"
+            ) from None
+        is_truth = cubes.dtype == np.bool_
+        cubes = cubes.astype(np.uint8) * np.uint8(255) if is_truth else cubes.astype(np.float32)
     return replace(volumes, cubes=cubes)
 
 
@@ -108,7 +115,7 @@ def cubes_command(path: Path) -> str:
     return f"samepath cubes {shlex.quote(str(path))} --out cubes"
 
 
-def by(shape: Sequence[int]) -> str:
+def by(shape: Sequence[float]) -> str:
     """8 x 16 x 16"""
     return " x ".join(map(str, shape))
 

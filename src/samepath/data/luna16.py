@@ -15,6 +15,7 @@ import numpy as np
 
 from samepath.data.cutting import HOUNSFIELD, CubeSettings, Failure, Job, Result, cut_cube
 from samepath.data.images import read_image
+from samepath.data.limits import brief
 from samepath.data.listing import Listing
 from samepath.data.nifti import ImageProblem
 from samepath.data.tables import files_below, read_table
@@ -93,5 +94,5 @@ def _number(text: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"{where} is {text!r}, which is no number")
+        raise UserError(f"{where} is {brief(repr(text))}, which is no number")
     return value

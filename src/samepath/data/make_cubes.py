@@ -44,10 +44,11 @@ def make_cubes(
 ) -> Report:
     """Make a cube folder `out` of a source; `progress(done, total)` is called as it goes."""
     settings = settings or CubeSettings()
-    source, out = source.expanduser(), Path(os.path.abspath(out.expanduser()))
+    source = Path(os.path.expanduser(source))
+    out = Path(os.path.abspath(os.path.expanduser(out)))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out} exists and is not empty; give a new folder, or delete it")
-    if not source.exists():
+    if not os.path.exists(source):
         raise UserError(f"{source}: no such file or folder; give a LUNA16 folder or an .npz file")
     if (source / ABOUT).exists():
         raise UserError(f"{source} holds cubes already; use it as it is")

@@ -83,7 +83,7 @@ def _list_nifti(folder: Path) -> tuple[list[Path], Listing]:
     table = folder / "facts.csv"
     columns = _columns(table, names) if table.exists() else {}
     group = take_group(columns, names)
-    facts = {key: typed(values) for key, values in columns.items()}
+    facts = {key: typed(values, table) for key, values in columns.items()}
     return files, Listing(names=names, group=group, facts=facts)
 
 

@@ -1,26 +1,26 @@
 """Volumes in NumPy files, MedMNIST's among them.
 
 In: an .npz or .npy file. Out: `Volumes` as they are stored, of any shape and range. Guaranteed:
-nothing is unpickled, an .npy file stays on disk, and a file that cannot be used ends in one line.
+nothing is unpickled, an .npy file stays on disk, memory is taken only for what a file holds, and
+one that cannot be used ends in one line.
 """
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.limits import brief, check_memory, open_plain
 from samepath.data.listing import Volumes, take_group
+from samepath.data.npy import PickledObjects, map_array, unzip_arrays
 from samepath.errors import UserError
 
 _NAMES = ("volume", "volumes", "cubes", "images")
 _SPLITS = {"train": "train", "val": "valid", "test": "test"}  # MedMNIST's words, and ours
-_ZIP_TROUBLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
-_UNREADABLE = (*_ZIP_TROUBLE, ValueError, OSError, MemoryError, KeyError)
+_NAME_BYTES = 128  # what a volume's name and group take, at the least
 
 
 def read_arrays(path: Path) -> Volumes:
@@ -52,19 +52,18 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
             f"{path} is no file of volumes; give an .npz or .npy file, or a folder of NIfTI files"
         )
     try:
-        if path.suffix == ".npy":
-            return {"volume": np.lib.format.open_memmap(path, mode="r")}
-        with path.open("rb") as file, zipfile.ZipFile(file):  # else numpy tries to unpickle
-            file.seek(0)
-            return dict(np.load(file, allow_pickle=False))
-    except _UNREADABLE as error:
-        if "Object arrays" in str(error) or "Python objects" in str(error):
-            raise UserError(
-                f"{path} holds pickled Python objects, which could run code; save plain arrays: "
-                "numpy.savez('cubes.npz', volume=array)"
-            ) from error
+        with open_plain(path) as file:
+            if path.suffix == ".npy":
+                return {"volume": map_array(file)}
+            return unzip_arrays(file)
+    except PickledObjects:
         raise UserError(
-            f"{path} cannot be read (truncated, or not a NumPy file); make it again with "
+            f"{path} holds pickled Python objects, which could run code; save plain arrays: "
+            "numpy.savez('cubes.npz', volume=array)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read as a NumPy file ({brief(error)}); make it again with "
             "numpy.savez('cubes.npz', volume=array)"
         ) from error
 
@@ -105,6 +104,10 @@ def _plain(array: NDArray[Any], path: Path) -> NDArray[Any]:
         raise UserError(f"{path} holds no volumes (its shape is {array.shape}); give some")
     if array.size == 0:
         raise UserError(f"{path} holds volumes without voxels (its shape is {array.shape})")
+    try:
+        check_memory(max(array[0].nbytes, len(array) * _NAME_BYTES))
+    except ValueError as error:
+        raise UserError(f"{path} (its shape is {array.shape}) is too large: {error}") from None
     return array
 
 

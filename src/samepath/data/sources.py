@@ -1,16 +1,18 @@
 """Examples by index, a grain at a time.
 
-In: tensors in memory, or a map-style Dataset. Out: for a sequence of requested grains, their
-examples as one batch each, in order.
+In: tensors or numpy arrays, in memory or mapped from files of any size; or a map-style Dataset.
+Out: for a sequence of requested grains, their examples as one batch each, in order.
 Guaranteed: a grain's bits depend on (seed, epoch, its examples) only, not on the number of loader
 processes, nor on which grains were loaded before it. Every grain is a fresh allocation, so that
-memory alignment (which some kernels choose by) is the same wherever it is computed.
+memory alignment (which some kernels choose by) is the same wherever it is computed. Of a mapped
+file only the requested rows are read.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -21,11 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from samepath.data.mapped import Column, expect_random_rows, expect_rows, is_mapped
 from samepath.data.randomness import seed_everything
 from samepath.errors import UserError
 from samepath.keys import key
 
-Data: TypeAlias = "Tensor | Sequence[Tensor] | Dataset[Any] | Source"
+Columns: TypeAlias = Column | Sequence[Any]
+"""One, or a sequence of some."""
+Data: TypeAlias = "Columns | Dataset[Any] | Source"
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,49 @@ def _rows(size: tuple[int, ...]) -> str:
     return f"{size[0]} rows" if size else "no rows"
 
 
-class TensorSource:
-    """Tensors in memory, indexed at once. A grain of one tensor is a tensor, of several a tuple."""
+def _as_tensor(part: Column) -> Tensor:
+    """The same memory as a tensor."""
+    if isinstance(part, Tensor):
+        return part
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it cannot be written to: nobody will
+            return torch.from_numpy(part)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"the data has a numpy array of {part.dtype} with strides {part.strides}, which torch "
+            "cannot take as it is; give np.ascontiguousarray(array, np.float32), or another type"
+        ) from None
 
-    def __init__(self, tensors: Tensor | Sequence[Tensor]) -> None:
-        self._single = isinstance(tensors, Tensor)
-        self._tensors = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types that torch has no index_select for, and their likes."""
+
+
+def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy of some rows."""
+    alike = _SIGNED.get(tensor.dtype, tensor.dtype)
+    return tensor.view(alike).index_select(0, rows).view(tensor.dtype)
+
+
+class TensorSource:
+    """Tensors and arrays, indexed at once. A grain of one is a tensor, of several a tuple."""
+
+    def __init__(
+        self,
+        data: Columns,
+        *,
+        loader_workers: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self._single = isinstance(data, (Tensor, np.ndarray))
+        parts = (data,) if isinstance(data, (Tensor, np.ndarray)) else tuple(data)
+        self._tensors = tuple(_as_tensor(part) for part in parts)
+        self._mapped = [
+            tensor for tensor, part in zip(self._tensors, parts, strict=True) if is_mapped(part)
+        ]
+        self._loader_workers = loader_workers if self._mapped else 0
+        self._threads = threads
         sizes = sorted({tuple(tensor.shape[:1]) for tensor in self._tensors})
         if len(sizes) != 1 or not sizes[0]:
             raise UserError(
@@ -64,14 +106,53 @@ class TensorSource:
                 "give tensors with one row per example"
             )
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it has no part in a file."""
+        return not self._mapped
+
     def __len__(self) -> int:
         return len(self._tensors[0])
 
+    def __getitem__(self, request: GrainRequest) -> Any:
+        for tensor in self._mapped:
+            expect_rows(tensor, request.examples.tolist())
+        index = torch.from_numpy(request.examples.copy())
+        grain = tuple(select_rows(tensor, index) for tensor in self._tensors)
+        return grain[0] if self._single else grain
+
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
-        for request in requests:
-            index = torch.from_numpy(request.examples.copy())
-            grain = tuple(tensor.index_select(0, index) for tensor in self._tensors)
-            yield grain[0] if self._single else grain
+        for tensor in self._mapped:
+            expect_random_rows(tensor)
+        if not self._loader_workers:
+            yield from (self[request] for request in requests)
+            return
+        yield from DataLoader(
+            self,  # type: ignore[arg-type]
+            sampler=requests,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            **_processes(self._loader_workers, self._threads),
+        )
+
+
+def _as_it_is(grain: Any) -> Any:
+    return grain
+
+
+class SomeOf:
+    """A source's examples under new numbers."""
+
+    def __init__(self, data: Data, rows: NDArray[np.int64]) -> None:
+        self.data = data
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
+        source = as_source(self.data, seed=0)
+        return source.load(GrainRequest(r.epoch, self.rows[r.examples]) for r in requests)
 
 
 class _KeyedDataset(Dataset[Any]):
@@ -99,6 +180,18 @@ class _LoaderStart:
         # until then it needs its loaders. They end when it does.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _processes(loader_workers: int, threads: int) -> dict[str, Any]:
+    """What a DataLoader is told about its processes."""
+    if not loader_workers:
+        return {}
+    return {
+        "num_workers": loader_workers,
+        "worker_init_fn": _LoaderStart(threads),
+        # torch's own default on Linux; a worker's is forkserver, which imports torch anew
+        "multiprocessing_context": "fork" if sys.platform == "linux" else None,
+    }
 
 
 class DatasetSource:
@@ -132,16 +225,12 @@ class DatasetSource:
         return len(self._dataset)
 
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
-        several = self._loader_workers > 0
         loader: DataLoader[Any] = DataLoader(
             _KeyedDataset(self._dataset, self._seed),
             batch_sampler=([(r.epoch, int(e)) for e in r.examples] for r in requests),
-            num_workers=self._loader_workers,
             collate_fn=self._collate,
             pin_memory=self._pin_memory,
-            worker_init_fn=_LoaderStart(self._threads) if several else None,
-            # torch's own default on Linux; a worker's is forkserver, which imports torch anew
-            multiprocessing_context="fork" if several and sys.platform == "linux" else None,
+            **_processes(self._loader_workers, self._threads),
         )
         yield from loader
 
@@ -156,12 +245,12 @@ def as_source(
     pin_memory: bool = False,
 ) -> Source:
     """Whatever a person gives as data, as a source."""
-    if isinstance(data, Tensor):
-        return TensorSource(data)
-    if isinstance(data, TensorDataset):
-        return TensorSource(data.tensors)
-    if isinstance(data, (tuple, list)) and data and all(isinstance(t, Tensor) for t in data):
-        return TensorSource(data)
+    columns = columns_of(data)
+    if columns is not None and (collate is None or not isinstance(data, np.ndarray)):
+        return TensorSource(columns, loader_workers=loader_workers, threads=threads)
+    if isinstance(data, SomeOf):
+        whole = as_source(data.data, seed=seed, loader_workers=loader_workers, threads=threads)
+        return SomeOf(whole, data.rows)
     if isinstance(data, Source):
         return data
     if isinstance(data, Dataset) or hasattr(data, "__getitem__"):
@@ -174,6 +263,19 @@ def as_source(
             pin_memory=pin_memory,
         )
     raise UserError(
-        f"data of type {type(data).__name__} cannot be indexed; give a tensor, a tuple of tensors "
-        "or a map-style Dataset"
+        f"data of type {type(data).__name__} cannot be indexed; give a tensor, a numpy array, a "
+        "tuple of them or a map-style Dataset"
     )
+
+
+def columns_of(data: Data) -> Columns | None:
+    """The tensors and arrays that data consists of, with one row per example; None where it is of
+    another kind. (A list of arrays is one of examples: that is how people keep images.)"""
+    if isinstance(data, TensorDataset):
+        return data.tensors
+    if isinstance(data, Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biufc"):
+        return data
+    if isinstance(data, (tuple, list)) and data:
+        kinds = (Tensor, np.ndarray) if isinstance(data, tuple) else (Tensor,)
+        return data if all(isinstance(part, kinds) for part in data) else None
+    return None

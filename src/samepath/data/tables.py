@@ -9,13 +9,17 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.limits import brief, check_text, open_plain
 from samepath.errors import UserError
+
+_MOST_LINE = 1 << 20
 
 
 def files_below(folder: Path, *endings: str) -> list[Path]:
@@ -40,28 +44,40 @@ def files_below(folder: Path, *endings: str) -> list[Path]:
 def read_table(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Rows of a CSV file with a header, each with its line number."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
+        with TextIOWrapper(open_plain(path), encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(_lines(file), strict=True)
             header = [name.strip() for name in reader.fieldnames or ()]
             if not set(required) <= set(header) or len(set(header)) < len(header):
                 raise UserError(
                     f"{path}: its first line must name the columns {', '.join(required)}, each "
-                    f"once; it names {', '.join(header) or 'nothing'}"
+                    f"once; it names {brief(', '.join(header)) or 'nothing'}"
                 )
             reader.fieldnames = header
             for row in reader:
                 if None in row or None in row.values():
                     raise UserError(
                         f"{path}, line {reader.line_num}: not {len(header)} values; "
-                        f"the columns are {', '.join(header)}"
+                        f"the columns are {brief(', '.join(header))}"
                     )
                 yield reader.line_num, {key: value.strip() for key, value in row.items()}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read as CSV: {error}") from error
+        raise UserError(f"{path} cannot be read as CSV: {brief(error)}") from error
 
 
-def typed(values: list[str]) -> NDArray[Any]:
-    """Whole numbers, else numbers (NaN where empty), else text."""
+def _lines(file: IO[str]) -> Iterator[str]:
+    """One by one, so that a line without an end does not fill the memory."""
+    while line := file.readline(_MOST_LINE):
+        if len(line) == _MOST_LINE:
+            raise csv.Error(f"a line has more than {_MOST_LINE:,} characters")
+        yield line
+
+
+def typed(values: list[str], where: Path) -> NDArray[Any]:
+    """Whole numbers, else numbers (NaN where empty), else text; `where` they are from."""
+    try:
+        check_text(values)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; shorten its longest text") from None
     for kind in (np.int64, np.uint64, np.float64):  # uint64: the keys of generated nodules
         try:
             return np.array([value or "nan" for value in values]).astype(kind)

@@ -8,6 +8,7 @@ not fit ends in one line that says what to type. Large .npy files and cube folde
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from samepath.data.cube_cache import cached_cubes
@@ -23,11 +24,11 @@ __all__ = ["Volumes", "load_volumes"]
 
 def load_volumes(path: Path) -> Volumes:
     """Volumes from a file or folder, checked (see the module)."""
-    path = path.expanduser()
-    if not path.exists():
+    path = Path(os.path.expanduser(path))
+    if not os.path.exists(path):  # False, not an error, where nobody may look
         raise UserError(f"{path}: no such file or folder; give volumes such as cubes.npz")
-    if (path / ABOUT).exists():
+    if os.path.exists(path / ABOUT):
         return open_cubes(path)
-    if (path / ANNOTATIONS).exists():
+    if os.path.exists(path / ANNOTATIONS):
         return cached_cubes(path)
     return checked(read_arrays(path) if path.is_file() else stack_nifti(path), path)

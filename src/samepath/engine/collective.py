@@ -9,20 +9,22 @@ kind; every wait has a limit. Beside it, for a parameter server: a Mailbox.
 
 from __future__ import annotations
 
+import itertools
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from samepath.engine.environment import Place
+from samepath.engine.environment import LOOPBACK, Place
 from samepath.errors import WorkerLost
 from samepath.plan import Reduction
 
@@ -168,15 +170,43 @@ class Network(Collective):
             dist.destroy_process_group()
 
 
+_joined = itertools.count()
+"""Groups that this process has joined: what one left in a store must not be met by the next."""
+
+
 def _join(backend: str, place: Place, timeout: timedelta) -> None:
+    where: dict[str, Any] = {"store": _store(place, timeout)}
+    if where["store"] is None:
+        where = {"init_method": "env://"}
     dist.init_process_group(
-        backend,
-        init_method=f"tcp://{place.address}:{place.port}"
-        if place.launcher != "torchrun"
-        else "env://",
-        rank=place.worker,
-        world_size=place.num_workers,
+        backend, rank=place.worker, world_size=place.num_workers, timeout=timeout, **where
+    )
+
+
+def _store(place: Place, timeout: timedelta) -> Store | None:
+    """Where workers find each other: our launcher's store; or one of worker 0's, which listens only
+    where it has to; or (None) torchrun's."""
+    if place.store_prefix:
+        launchers = TCPStore(
+            place.address, place.port, is_master=False, wait_for_workers=False, timeout=timeout
+        )
+        return PrefixStore(f"{place.store_prefix}/{next(_joined)}", launchers)
+    if place.agent_has_store:
+        return None
+    first = place.worker == 0
+    listener = None
+    if first and place.one_machine:  # torch itself would listen to the whole world
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, place.port))
+        listener.listen(1024)
+    return TCPStore(
+        LOOPBACK if place.one_machine else place.address,
+        place.port,
+        place.num_workers,
+        is_master=first,
         timeout=timeout,
+        master_listen_fd=None if listener is None else listener.detach(),
     )
 
 

@@ -43,7 +43,7 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
     """Means of the loss and metrics over all examples of a source."""
     collective, grain_size = trainer.collective, trainer.settings.grain_size
     num_grains = -(-len(source) // grain_size)
-    runs = assign(num_grains, collective.num_workers)
+    runs = assign(num_grains, collective.num_workers, trainer.speeds.costs)
     order = np.arange(len(source), dtype=np.int64)
     mine = {n: order[n * grain_size : (n + 1) * grain_size] for n in runs[collective.worker]}
 

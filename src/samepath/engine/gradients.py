@@ -86,6 +86,7 @@ class TreeSum:
         self._slots, lengths = lay_out(self._tensors, bucket_bytes)
         self._layouts = [(tensor.shape, dense_strides(tensor)) for tensor in tensors]
         self._views: dict[tuple[int, int], Tensor] = {}
+        self._memory: list[int] = []
         dtypes = {slot.bucket: t.dtype for slot, t in zip(self._slots, tensors, strict=True)}
         self._worker = collective.worker
         self.buckets: list[Bucket] = []
@@ -104,11 +105,16 @@ class TreeSum:
         self._num_sums = reduction.num_sums[self._worker]
         self._grain = 0
         self._stack: list[Sums] = []
+        self._last: Sums | None = None
         self._missing = list(self._in_bucket)
         self._launched = 0
         self._used = [False] * len(self._tensors)
         for bucket in self.buckets:
             bucket.begin(reduction)
+        memory = [bucket.rows.untyped_storage().data_ptr() for bucket in self.buckets]
+        if memory != self._memory:  # some bucket has more room; views would keep the old alive
+            self._views.clear()
+            self._memory = memory
 
     @property
     def used(self) -> list[bool]:
@@ -199,16 +205,19 @@ class TreeSum:
             view = self._views[where] = flat.as_strided(shape, strides, offset)
         return view
 
-    def add_begin(self, reduction: Reduction, grains: Sequence[Sums]) -> None:
-        """All grains at once, for values that are complete; `finish` ends it."""
-        self.begin(reduction)
-        for number, sums in enumerate(grains):
-            if self.buckets and number == len(grains) - 1:
-                self.write_early_sums()
-                for index, tensor in enumerate(sums):
-                    self.write_last(index, tensor)
-            else:
-                self.push(list(sums))
+    def add(self, sums: Sums) -> None:
+        """A grain's values, all at once; those of the last grain wait for `launch`."""
+        if self.buckets and self.on_last_grain:
+            self._last = sums
+        else:
+            self.push(sums)
+
+    def launch(self) -> None:
+        """After `add` of every grain; `finish` ends it."""
+        if self._last is not None:
+            self.write_early_sums()
+            for index, tensor in enumerate(self._last):
+                self.write_last(index, tensor)
         self.launch_rest()
 
 
@@ -285,10 +294,11 @@ class GradientSum:
                 if not written:
                     self._tree.write_last(index, None)
         else:
-            for index in range(len(self.parameters)):
-                self._refuse_sparse(index)
             gradients = [p.grad for p in self.parameters]
             present = [gradient for gradient in gradients if gradient is not None]
+            if any(gradient.is_sparse for gradient in present):
+                for index in range(len(gradients)):
+                    self._refuse_sparse(index)
             if self._measuring and present:
                 self._norms[-1] += torch._foreach_norm(present)
             self._tree.push(gradients, merged=self._merged)

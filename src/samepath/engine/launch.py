@@ -9,9 +9,9 @@ which then have `SHUTDOWN_SECONDS` to save.
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import signal
@@ -19,26 +19,27 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from samepath.engine.environment import LOOPBACK
-from samepath.errors import SamepathError, UserError, WorkerFailed, WorkerLost
+from samepath.engine import pulse
+from samepath.engine.agent import Agent, Elastic
+from samepath.engine.rendezvous import FINISHED, Crew, Meeting
+from samepath.engine.reports import Interrupted, Report, read_reports
+from samepath.errors import SamepathError, WorkerFailed
 
 SHUTDOWN_SECONDS = 30
 LONGEST_TMPDIR = 60
 CAUSE_SECONDS = 2.0
 """How long a worker that lost another stays, so that torch's agent, which looks at one failure and
-ends the rest, sees the one that was lost first."""
+ends the rest, sees the one that was lost first. (Ours looks at all of them.)"""
 _AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _TALKATIVE = (
     "torch.distributed",
@@ -47,47 +48,67 @@ _TALKATIVE = (
 )
 
 
-class Interrupted(SamepathError):
-    """The launcher was told to stop, and the workers with it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-        self.exit_code = 128 + number
-
-    def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.number).name}"
-
-
 def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: int) -> None:
     """Run a module-level function on so many workers of this machine."""
-    # Forked from a server that has imported torch once and started no thread
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["samepath.engine.train", "torch._inductor.config"]  # use_deterministic_algorithms needs it
-    )
-    _make_room_for_sockets()
     with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
-        try:
-            with _signals_given_back():
-                _elastic(num_workers, _reporting, "forkserver", reports)(
-                    function, tuple(arguments), reports
-                )
-        except ChildFailedError as error:
-            raise _first_report(Path(reports), error) from None
-        except SignalException as error:
-            raise Interrupted(int(error.sigval)) from None
+        meeting = Meeting(Crew(least=num_workers, most=num_workers), num_workers)
+        run_agent(meeting, function, arguments, Path(reports))
 
 
 def launch_script(command: Sequence[str], num_workers: int) -> None:
     """Run a Python script with its arguments on so many workers of this machine."""
-    with tempfile.TemporaryDirectory(prefix="samepath-") as logs:
-        try:
-            with _signals_given_back():
-                _elastic(num_workers, sys.executable, "spawn", logs)("-u", *command)
-        except ChildFailedError as error:
-            raise _describe(error) from None
-        except SignalException as error:
-            raise Interrupted(int(error.sigval)) from None
+    with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+        meeting = Meeting(Crew(least=num_workers, most=num_workers), num_workers)
+        run_agent(meeting, sys.executable, ("-u", *command), Path(reports))
+
+
+def run_agent(
+    meeting: Meeting,
+    entrypoint: Callable[..., Any] | str,
+    arguments: Sequence[Any],
+    reports: Path,
+    elastic: Elastic | None = None,
+) -> None:
+    """This machine's part of a run, from its first worker to its last."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # we report, in fewer words
+    warnings.filterwarnings("ignore", module="torch.distributed.elastic")
+    start_method = "spawn"
+    if not isinstance(entrypoint, str):
+        # Forked from a server that has imported torch once and started no thread
+        start_method = "forkserver"
+        multiprocessing.get_context("forkserver").set_forkserver_preload(
+            # use_deterministic_algorithms needs the second
+            ["samepath.engine.work", "torch._inductor.config"]
+        )
+        _make_room_for_sockets()
+        arguments = (entrypoint, tuple(arguments), str(reports), elastic is not None)
+        entrypoint = _reporting
+    agent = Agent(
+        meeting,
+        entrypoint,
+        tuple(arguments),
+        start_method=start_method,
+        reports=reports,
+        shutdown_seconds=SHUTDOWN_SECONDS,
+        elastic=elastic,
+    )
+    try:
+        with _signals_heard():
+            result = agent.run()
+        failure = None
+        if result.is_failed():
+            failure = agent.failure or _first_failure(reports, result.failures)
+        if failure is not None or meeting.leads:
+            meeting.close(FINISHED if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+    except SignalException as error:
+        failed = [report for report in read_reports(reports).values() if report.not_saved]
+        raise failed[0].error() if failed else Interrupted(int(error.sigval)) from None
+    finally:
+        meeting.leave()
 
 
 def _make_room_for_sockets() -> None:
@@ -102,65 +123,58 @@ def _make_room_for_sockets() -> None:
 
 
 @contextmanager
-def _signals_given_back() -> Iterator[None]:
-    """torch's agent answers signals while it runs, and would go on to when it has ended."""
+def _signals_heard() -> Iterator[None]:
+    """torch's agent answers signals once workers have started, and would go on to when it has
+    ended; ours does while it runs."""
     before = {number: signal.getsignal(number) for number in _AGENTS_SIGNALS}
+    in_main_thread = threading.current_thread() is threading.main_thread()  # only there any are
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
+
     try:
+        if in_main_thread:
+            for number in _AGENTS_SIGNALS:
+                signal.signal(number, hear)
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():  # only there it answers any
+        if in_main_thread:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _elastic(
-    num_workers: int, entrypoint: Callable[..., Any] | str, start_method: str, logs: str
-) -> elastic_launch:
-    # A restart with a shared store mostly hangs (a fault of torch); ours is a store of its own
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # we report, in fewer words
-    warnings.filterwarnings("ignore", module="torch.distributed.elastic")
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_workers,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"{LOOPBACK}:0",
-        local_addr=LOOPBACK,
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method=start_method,
-        logs_specs=DefaultLogsSpecs(log_dir=logs),
-        shutdown_timeout=SHUTDOWN_SECONDS,
-    )
-    return elastic_launch(config, entrypoint)
-
-
-def _reporting(function: Callable[..., Any], arguments: tuple[Any, ...], reports: str) -> None:
+def _reporting(
+    function: Callable[..., Any], arguments: tuple[Any, ...], reports: str, elastic: bool
+) -> None:
     """Run in a worker: what it raises is left where the launcher finds it."""
     os.setpgid(0, 0)  # Ctrl-C reaches the launcher alone, which passes it on: once
     die_with_parent()
+    _let_go_of_server()  # only now: it must not end before its end reaches this one
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # until there is something to save
+    pulse.begin(int(os.environ["SAMEPATH_HERE"]))
     try:
         function(*arguments)
     except BaseException as error:
-        worker = int(os.environ["RANK"])
-        report = {
-            "worker": worker,
-            "time": time.time(),
-            "exit_code": getattr(error, "exit_code", 1),
-            "user": isinstance(error, UserError),
-            "signal": error.number if isinstance(error, Interrupted) else None,
-            "secondary": isinstance(error, WorkerLost),
-            "message": str(error),
-            "traceback": traceback.format_exc(),
-        }
-        (Path(reports) / f"worker-{worker}.json").write_text(json.dumps(report))
-        if report["secondary"]:
+        report = Report.of_error(int(os.environ["RANK"]), error)
+        report.write(Path(reports))
+        if report.secondary and not elastic:
             time.sleep(CAUSE_SECONDS)
         raise
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+def _let_go_of_server() -> None:
+    """The fork server ends when nobody holds the other end of its pipe. Python hands that to every
+    child too, so that the server of a launcher that was killed would live as long as its workers,
+    and they with it."""
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
 
 
 def die_with_parent() -> None:
@@ -171,34 +185,24 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(on_parents_death, signal.SIGKILL, 0, 0, 0)
 
 
-def _first_report(reports: Path, error: ChildFailedError) -> SamepathError:
+def _first_failure(reports: Path, failures: dict[int, ProcessFailure]) -> SamepathError:
     """The failure that came first; that somebody else was lost is never the cause."""
-    found = [json.loads(path.read_text()) for path in reports.glob("worker-*.json")]
-    causes = sorted((r for r in found if not r["secondary"]), key=lambda r: float(r["time"]))
-    if not causes:
-        return _describe(error)
-    first = causes[0]
-    if first["signal"]:
-        return Interrupted(first["signal"])
-    if first["user"]:
-        return UserError(first["message"])
-    return WorkerFailed(f"worker {first['worker']} failed:\n{first['traceback'].rstrip()}")
+    found = [report for report in read_reports(reports).values() if not report.secondary]
+    if found:
+        return min(found, key=lambda report: report.time).error()
+    return _describe(failures)
 
 
-def _describe(error: ChildFailedError) -> WorkerFailed:
+def _describe(failures: dict[int, ProcessFailure]) -> WorkerFailed:
     """For workers that left no report: a signal, or a script of the user's own."""
     # Those the agent ended itself carry SIGTERM; the cause does not. Times are whole seconds:
     # within one, an exit code of 1 (an exception) may be somebody who lost the one that failed.
-    failures = sorted(
-        error.failures.items(),
+    worker, failure = min(
+        failures.items(),
         key=lambda f: (
             f[1].exitcode == -signal.SIGTERM,
             f[1].timestamp,
             f[1].exitcode == 1,
         ),
     )
-    worker, failure = failures[0]
-    if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        return WorkerFailed(f"worker {worker} was ended by {name} (process {failure.pid})")
-    return WorkerFailed(f"worker {worker} ended with exit code {failure.exitcode}")
+    return WorkerFailed(Report.of_exit(worker, failure.exitcode, failure.pid).message)

@@ -13,19 +13,21 @@ from collections.abc import Callable
 from typing import Any
 
 from samepath.data import Source, seed_everything
-from samepath.engine.checkpoint import list_checkpoints, load_newest
+from samepath.engine import pulse
 from samepath.engine.course import Course
+from samepath.engine.last_step import LastStep
 from samepath.engine.measure import measure
 from samepath.engine.optimizers import replaced, with_decay, with_rate
 from samepath.engine.options import Options
 from samepath.engine.progress import Display, Progress, RunResult, Silent
+from samepath.engine.recover import recover
 from samepath.engine.rundir import RunFolder
 from samepath.engine.session import Session
 from samepath.engine.settings import StepResult
-from samepath.engine.state import load_state, state_of
+from samepath.engine.state import state_of
 from samepath.engine.tensorboard import EventWriter
 from samepath.engine.trainer import Trainer
-from samepath.engine.weights import BEST, Epoch, keep_weights
+from samepath.engine.weights import BEST, Epoch, kept_weights
 from samepath.errors import CheckpointDamaged, Diverged
 from samepath.keys import key
 from samepath.recipe import Recipe
@@ -35,7 +37,9 @@ STUCK = 0.01
 """A loss that stays within this part of itself has not moved."""
 
 
-def make_trainer(recipe: Recipe, options: Options, session: Session) -> Trainer:
+def make_trainer(
+    recipe: Recipe, options: Options, session: Session, *, follow_speed: bool = True
+) -> Trainer:
     """A trainer at step 0."""
     seed_everything(key("model", options.seed))
     model = recipe.model().to(session.device)
@@ -63,6 +67,7 @@ def make_trainer(recipe: Recipe, options: Options, session: Session) -> Trainer:
         autocast=recipe.autocast,
         collate=recipe.collate,
         loader_workers=options.loader_workers,
+        follow_speed=follow_speed,
     )
 
 
@@ -81,6 +86,8 @@ class Run:
         after_step: Callable[[Trainer], None] | None = None,
         checkpoint_steps: int | None = None,
         events: bool = False,
+        keeps: LastStep | None = None,
+        elastic: bool = False,
     ) -> None:
         self.recipe = recipe
         self.options = options
@@ -91,46 +98,59 @@ class Run:
         self.stop_asked = stop_asked
         self.after_step = after_step
         self.checkpoint_steps = checkpoint_steps
+        self.keeps = keeps
+        self.elastic = elastic
         self._wants_events = events and self.writes is not None
         self._events: EventWriter | None = None
         self.course = Course(options)
         self.trainer = make_trainer(recipe, options, session)
+        self.trainer.doubt = self.display.note
         self.progress = Progress()
         self._step_seconds: list[float] = []
         self._examples = 0
         self._saved_step = -1
 
     def resume(self) -> bool:
-        """Continue from the newest good checkpoint in the folder, if there is one."""
+        """Continue from the newest complete step there is, in memory or in the folder."""
         assert self.folder is not None
-        checkpoint = load_newest(self.folder.checkpoints, self.display.note)
-        if checkpoint is None:
-            if list_checkpoints(self.folder.checkpoints):
-                raise CheckpointDamaged(
-                    f"no checkpoint in {self.folder.checkpoints} can be read; to start again, "
-                    "give another --out"
-                )
-            return False  # stopped before the first one was written
-        load_state(self.trainer, checkpoint.state)
-        if self.trainer.digest() != checkpoint.digest:
+        found = recover(
+            self.trainer,
+            self.folder.run_id(),
+            self.folder.checkpoints,
+            self.display.note,
+            is_on_disk=self._is_on_disk,
+        )
+        if found is None:
+            return False  # stopped before there was any
+        self._saved_step, progress = found
+        try:
+            self.progress = Progress(**progress)
+        except TypeError as error:
             raise CheckpointDamaged(
-                f"{checkpoint.path}: the model and optimizer do not take this state unchanged"
-            )
-        if "epoch" not in checkpoint.progress:
-            raise CheckpointDamaged(
-                f"{checkpoint.path} is of an older samepath; to start again, give another --out"
-            )
-        self.progress = Progress(**checkpoint.progress)
-        self._saved_step = self.trainer.step_number
+                f"{self.folder.path} is of another samepath ({error}); to start again, give "
+                "another --out"
+            ) from None
         return True
+
+    def _is_on_disk(self, progress: dict[str, Any]) -> bool:
+        """All that was logged and kept up to there. (What a full disk did not take waited in the
+        memory of the process that was killed; then the run goes on from a checkpoint.)"""
+        assert self.folder is not None
+        epochs, there = int(progress["epoch"]), kept_weights(self.folder.weights)
+        wanted: list[Epoch] = [epoch for epoch in self.recipe.keep_weights if epoch <= epochs]
+        if self.recipe.keep_weights and progress["best_loss"] is not None:
+            wanted.append("best")
+        return self.folder.num_updates() >= int(progress["updates"]) and set(wanted) <= set(there)
 
     def go(self) -> RunResult:
         """Train until something ends it."""
         started = self._started = self._last_save = time.perf_counter()
         if self.writes is not None:
+            if self.elastic:
+                self.writes.write_status("running")  # it may have stopped for somebody who left
             self.writes.open_metrics(self.trainer.step_number)
             if self._wants_events:
-                self._events = EventWriter(self.writes.path)
+                self._events = EventWriter(self.writes.path, warn=self.display.note)
         if self.trainer.step_number == 0:
             self._keep_weights(0)
         status, message = "finished", ""
@@ -223,7 +243,16 @@ class Run:
             if any(result.stop for result in results):
                 return "interrupted"
             self._save_if_due()
+            self._keep()
         return None
+
+    def _keep(self) -> None:
+        """The step is complete: it is never lost from here on."""
+        if self.elastic:
+            self.trainer.settle()  # on all workers, or on none
+        if self.keeps is not None:
+            self.keeps.keep(state_of(self.trainer), vars(self.progress))
+        pulse.completed(self.trainer.step_number)
 
     def _note(self, result: StepResult) -> None:
         """Log an update, and show it."""
@@ -295,7 +324,7 @@ class Run:
     def _keep_weights(self, epoch: Epoch) -> None:
         """If the recipe wants them. A resumed run writes the same again."""
         if self.writes is not None and (epoch == BEST or epoch in self.recipe.keep_weights):
-            keep_weights(self.writes.weights, epoch, self.trainer.model)
+            self.writes.keep_weights(epoch, self.trainer.model, self.display.note)
 
     def _evaluate(self) -> None:
         assert self.recipe.valid is not None
@@ -318,7 +347,7 @@ class Run:
     def _log(self, **fields: Any) -> None:
         if self.writes is not None:
             fields["seconds"] = round(time.perf_counter() - self._started, 6)
-            self.writes.log(**fields)
+            self.writes.log(self.display.note, **fields)
             if self._events is not None:
                 self._events.write(fields)
 
@@ -333,12 +362,14 @@ class Run:
             if several and trainer.underway and trainer.step_number != self.progress.epoch_began:
                 due = False
         if due:
-            self._save()
+            self._save(warn=self.display.note)
 
-    def _save(self) -> None:
-        """Worker 0 writes; everybody has the same state, so nobody else needs to."""
+    def _save(self, warn: Callable[[str], None] | None = None) -> None:
+        """Worker 0 writes; everybody has the same state, so nobody else needs to. Where the disk
+        does not take it `warn` is told, and the run goes on; without one it is an error."""
         self.trainer.settle()
-        if self.writes is not None and self._saved_step != self.trainer.step_number:
-            self.writes.save(state_of(self.trainer), vars(self.progress))
-            self._saved_step = self.trainer.step_number
+        step = self.trainer.step_number
+        if self.writes is not None and self._saved_step != step:
+            saved = self.writes.save(state_of(self.trainer), vars(self.progress), warn)
+            self._saved_step = self._saved_step if saved is None else step
         self._last_save = time.perf_counter()

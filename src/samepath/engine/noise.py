@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 MEASURED = 2
 """Grains of a batch whose norm is taken: it reads all gradients once, and is to cost next to
@@ -26,11 +27,16 @@ NORMAL = 1.96
 
 
 def is_measured(number: int, num_grains: int) -> bool:
-    """Whether a grain's norm is taken: even numbers, spread over the batch (and so, mostly, over
-    the workers)."""
+    """Whether a grain's norm is taken."""
+    return number in _measured(num_grains)
+
+
+@lru_cache(maxsize=64)
+def _measured(num_grains: int) -> frozenset[int]:
+    """Even numbers, spread over the batch (and so, mostly, over the workers)."""
     pairs = (num_grains + 1) // 2
-    chosen = min(MEASURED, pairs)
-    return num_grains > 1 and any(number == 2 * (pairs * i // chosen) for i in range(chosen))
+    chosen = min(MEASURED, pairs) if num_grains > 1 else 0
+    return frozenset(2 * (pairs * i // chosen) for i in range(chosen))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What workers tell each other about a step, in bytes.
 
-In: this worker's losses, flags and buffers. Out: everybody's, put together in the order of grains.
-One small gather per step: it travels while the last bucket does.
+In: this worker's losses, flags, times and buffers. Out: everybody's, put together in the order of
+grains. One small gather per step: it travels while the last bucket does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from samepath.engine.collective import Record
 from samepath.engine.noise import GrainNorms, average, is_measured
+from samepath.engine.speeds import Told
 from samepath.plan.shares import Division
 
 ROWS = 3
@@ -36,6 +37,8 @@ class StepFacts:
     """Which parameters some grain used."""
     buffers: list[Record]
     """Each worker's word on its buffers."""
+    times: tuple[Told, ...] = ()
+    """Each worker's word on its times; nothing where the step was others'."""
 
 
 def pack(
@@ -45,6 +48,7 @@ def pack(
     squared_norms: Sequence[float],
     used: Sequence[bool],
     buffers: Record,
+    times: Told,
     *,
     stop: bool,
 ) -> Record:
@@ -54,14 +58,17 @@ def pack(
     numbers[1, : len(scales)] = scales
     numbers[2, : len(squared_norms)] = squared_norms
     flags = np.array([stop, *used], np.uint8)
-    return np.concatenate([numbers.view(np.uint8).ravel(), flags, buffers])
+    words = np.array(times, np.float64).view(np.uint8)
+    return np.concatenate([numbers.view(np.uint8).ravel(), words, flags, buffers])
 
 
 def unpack(division: Division, records: Sequence[Record], num_parameters: int) -> StepFacts:
     """Everybody's records as facts."""
     most = division.most_grains
-    split = [8 * ROWS * most, 8 * ROWS * most + 1 + num_parameters]
-    numbers, flags, buffers = zip(*(np.split(record, split) for record in records), strict=True)
+    split = np.cumsum([8 * ROWS * most, 8 * len(Told._fields), 1 + num_parameters])
+    numbers, times, flags, buffers = zip(
+        *(np.split(record, split) for record in records), strict=True
+    )
     pairs: list[tuple[float, float]] = []
     norms: list[tuple[float, float]] = []
     for worker, run in zip(numbers, division.reduction.runs, strict=True):
@@ -82,4 +89,5 @@ def unpack(division: Division, records: Sequence[Record], num_parameters: int) -
         stop=bool(anyone[0]),
         used=anyone[1:].astype(bool).tolist(),
         buffers=list(buffers),
+        times=tuple(Told(*worker.view(np.float64).tolist()) for worker in times),
     )

@@ -1,32 +1,47 @@
 """A run's folder: `run.json`, `metrics.jsonl`, `checkpoints/`, `weights/`.
 
 In: options, metrics, states, a result. Out: files. Guaranteed: another run is never overwritten;
-`run.json` is replaced whole; metrics of steps that a resumed run repeats are written once.
+`run.json` is replaced whole; metrics of steps that a resumed run repeats are written once; what a
+disk does not take now (it is full, it has become read-only) waits in memory, in order; a checkpoint
+is written after all that came before it, and a result after everything.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
+import re
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
+from samepath.data.limits import brief, open_plain, parse_json, read_object
 from samepath.engine import checkpoint
+from samepath.engine.lines import Lines
 from samepath.engine.options import Options, versions
 from samepath.engine.state import State
-from samepath.errors import UserError
+from samepath.engine.weights import Epoch, weights_of, write_weights
+from samepath.errors import NotSaved, UserError
 
 if TYPE_CHECKING:
     from samepath.engine.progress import RunResult
 
-FLUSH_SECONDS = 1.0
+_MOST = 2**1000  # of any number in a line
 LOCK_SECONDS = 5.0
 """How long somebody who is just ending is waited for."""
+WARN_SECONDS = 60.0
+"""How often it is said that something still cannot be written."""
+
+Warn = Callable[[str], None]
 
 
 def make_folder(folder: Path) -> None:
@@ -71,9 +86,11 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
-        self._metrics: IO[str] | None = None
+        self._metrics: Lines | None = None
+        self._unwritten: dict[Epoch, dict[str, Tensor]] = {}
+        """Weights that wait."""
+        self._warned: dict[str, float] = {}
         self._lock: int | None = None
-        self._flushed = 0.0
 
     # ---- run.json
 
@@ -93,6 +110,36 @@ class RunFolder:
         if self.path.is_dir() and any(self.path.iterdir()):
             raise UserError(f"--out {self.path} is not empty; give a new folder")
 
+    def run_id(self) -> str | None:
+        """What the run is called in memory; None for one of an older samepath."""
+        name = self.read().get("id")
+        return name if isinstance(name, str) and re.fullmatch("[0-9a-f]{32}", name) else None
+
+    def try_lock(self) -> bool:
+        """Keep everybody else from writing here, unless somebody does so already."""
+        if self._lock is None:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            self._lock = descriptor
+        return True
+
+    def is_led(self) -> bool:
+        """Somebody else is writing the run that is here."""
+        if not self.holds_run or self.read()["status"] != "running":
+            return False
+        if self.try_lock():
+            self.unlock()
+            return False
+        return True
+
+    @property
+    def holds_lock(self) -> bool:
+        return self._lock is not None
+
     def unlock(self) -> None:
         """Let others write here again."""
         if self._lock is not None:
@@ -105,11 +152,11 @@ class RunFolder:
         if not file.is_file():
             raise UserError(f"{self.path} holds no run (there is no run.json); check the path")
         try:
-            content = json.loads(file.read_text())
-            content["config"]["recipe"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{file} cannot be read ({error}); it is not a run of ours") from None
-        assert isinstance(content, dict)
+            content = read_object(file)
+            _check_run(content)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = brief(f"it has no {error}" if isinstance(error, KeyError) else error)
+            raise UserError(f"{file} cannot be read ({why}); it is not a run of ours") from None
         return content
 
     def write(
@@ -118,6 +165,7 @@ class RunFolder:
         command: list[str],
         earlier: dict[str, Any] | None,
         num_workers: int = 1,
+        **for_others: Any,
     ) -> None:
         """Begin or continue a run, and keep everybody else from writing here."""
         make_folder(self.path)
@@ -127,65 +175,197 @@ class RunFolder:
             "versions": versions(),
             "time": time.time(),
             "num_workers": num_workers,
+            **for_others,
         }
         starts = [*(earlier or {}).get("starts", []), began]
-        content = {"status": "running", "config": asdict(options), "starts": starts, "result": None}
-        checkpoint.write_atomically(self.path / "run.json", _dumps(content) + "\n")
+        content = {
+            "status": "running",
+            "id": (earlier or {}).get("id") or uuid.uuid4().hex,
+            "config": asdict(options),
+            "starts": starts,
+            "result": None,
+        }
+        try:
+            self._write_json(content)
+        except OSError as error:
+            self.unlock()
+            raise UserError(
+                f"--out {self.path} cannot be written to ({error.strerror}); free space or make it "
+                "writable, or give another folder"
+            ) from None
 
     def write_status(self, status: str) -> None:
-        """The run ended without a result."""
-        content = self.read() | {"status": status}
-        checkpoint.write_atomically(self.path / "run.json", _dumps(content) + "\n")
+        """The run ended without a result. If that cannot be written either, run.json goes on saying
+        that it is running: the error that ended it is the one to tell."""
+        with suppress(OSError, UserError):
+            self._write_json(self.read() | {"status": status})
 
     def write_result(self, result: RunResult) -> None:
-        content = self.read() | {"status": result.status, "result": asdict(result)}
-        checkpoint.write_atomically(self.path / "run.json", _dumps(content) + "\n")
+        """The run ended; everything is on disk, or it is no result."""
+        try:
+            self._write_waiting()
+            self._write_json(self.read() | {"status": result.status, "result": asdict(result)})
+        except OSError as error:
+            raise self._not_saved("the result", error) from error
+        finally:
+            self.close_metrics()
+
+    def _write_json(self, content: dict[str, Any]) -> None:
+        text = json.dumps(finite(content), indent=2)  # JSON has no word for NaN and infinity
+        checkpoint.write_atomically(self.path / "run.json", text + "\n")
 
     # ---- metrics.jsonl
 
-    def open_metrics(self, step: int) -> None:
-        """Get ready to log what follows a step; what an earlier start wrote beyond it goes."""
-        file = self.path / "metrics.jsonl"
-        kept = [line for line, fields in self._metrics_lines() if fields["step"] <= step]
-        checkpoint.write_atomically(file, "".join(line + "\n" for line in kept))
-        self._metrics = file.open("a")
-
-    def log(self, **fields: Any) -> None:
-        assert self._metrics is not None
-        self._metrics.write(json.dumps(finite(fields)) + "\n")
-        now = time.monotonic()
-        if now - self._flushed > FLUSH_SECONDS:
-            self._flushed = now
+    def open_metrics(self, step: int) -> int:
+        """Get ready to log what follows a step; what an earlier start wrote beyond it goes. The
+        last step of which there is a line."""
+        end = last = 0
+        for line, place in self._metrics_lines():
+            here = line.get("step")
+            if isinstance(here, int) and here <= step:
+                end, last = place, here
+        self._metrics = Lines(self.path / "metrics.jsonl", end)
+        with suppress(OSError):  # it is tried again, and told, with the first line
             self._metrics.flush()
+        return last
+
+    def num_updates(self) -> int:
+        """Updates of which there is a line."""
+        return self._metrics_content().count(b'"train_loss"')
+
+    def log(self, warn: Warn | None = None, /, **fields: Any) -> None:
+        """Add a line. When this returns the kernel has it, and the end of this process does not
+        lose it; or it waits for a disk that takes it, and `warn` is told."""
+        assert self._metrics is not None
+        self._metrics.add(json.dumps(finite(fields)))
+        try:
+            self._metrics.flush()
+        except OSError as error:
+            text = f"metrics.jsonl cannot be written ({error.strerror}); its lines wait in memory"
+            self._tell(warn, "metrics", text)
 
     def close_metrics(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
+        """No more lines. Those that the disk does not take wait for `save` or `write_result`."""
+        if self._metrics is not None and self._metrics.close():
             self._metrics = None
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All lines, also of a run under way."""
-        return [fields for _, fields in self._metrics_lines()]
+        return [fields for fields, _ in self._metrics_lines()]
 
-    def _metrics_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _metrics_lines(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Lines, and where in the file each ends. What is no line is left out: the last one of a
+        run that is writing it, or was killed while it was."""
+        place = 0
+        for line in self._metrics_content().split(b"\n")[:-1]:
+            place += len(line) + 1
+            with suppress(ValueError):
+                if _is_line(fields := parse_json(line)):
+                    yield fields, place
+
+    def _metrics_content(self) -> bytes:
         file = self.path / "metrics.jsonl"
-        for line in file.read_text().splitlines() if file.exists() else ():
-            try:
-                yield line, json.loads(line)
-            except ValueError:
-                return  # the last line of a run that is writing it, or was killed while it was
+        try:
+            with open_plain(file) as opened:
+                return opened.read()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise UserError(f"{file} cannot be read ({error.strerror}); move it away") from None
 
-    # ---- checkpoints
+    # ---- weights and checkpoints
 
-    def save(self, state: State, progress: dict[str, Any]) -> str:
+    def keep_weights(self, epoch: Epoch, model: nn.Module, warn: Warn | None = None) -> None:
+        """Write the weights a model has after so many epochs, or at its best."""
+        self._unwritten[epoch] = weights_of(model)
+        try:
+            self._write_weights()
+        except OSError as error:
+            which = ", ".join(f"epoch {e}" if isinstance(e, int) else e for e in self._unwritten)
+            self._tell(
+                warn,
+                f"weights of {which}",
+                f"the weights of {which} cannot be written ({error.strerror}); they wait in memory",
+            )
+
+    def save(self, state: State, progress: dict[str, Any], warn: Warn | None = None) -> str | None:
+        """Write a checkpoint, and before it all that waits: what it counts as done is on disk. The
+        state's digest; or None if that is impossible now and there is somebody to tell."""
+        what = f"step {state.structure['step']}"
+        try:
+            self._write_waiting()
+            saved = checkpoint.save(self.checkpoints, state, progress)
+        except OSError as error:
+            if warn is None:
+                raise self._not_saved(what, error) from error
+            again = "it is tried again when the next one is due"
+            self._tell(warn, "checkpoint", f"{self._unsaved(what, error)}; {again}")
+            return None
+        if self._warned and warn is not None:
+            warn(f"{what} is saved, and all that waited before it")
+        self._warned.clear()
+        return saved
+
+    # ---- disks that are full or read-only
+
+    def _write_waiting(self) -> None:
+        if not self.holds_run:  # somebody removed the folder: do not make half of one
+            raise FileNotFoundError(errno.ENOENT, "run.json is gone")
         if self._metrics is not None:
-            self._metrics.flush()
-        return checkpoint.save(self.checkpoints, state, progress)
+            self._metrics.sync()
+        self._write_weights()
+
+    def _write_weights(self) -> None:
+        for epoch, tensors in list(self._unwritten.items()):
+            write_weights(self.weights, epoch, tensors)
+            del self._unwritten[epoch]
+
+    def _unsaved(self, what: str, error: OSError) -> str:
+        safe = "no checkpoint is there"
+        with suppress(OSError):  # a folder that cannot be listed either
+            for path in checkpoint.list_checkpoints(self.checkpoints)[-1:]:
+                safe = f"the newest checkpoint is of step {checkpoint.step_of(path)}"
+        return f"{what} could not be saved in {self.path} ({error.strerror}); {safe}"
+
+    def _not_saved(self, what: str, error: OSError) -> NotSaved:
+        return NotSaved(
+            f"{self._unsaved(what, error)}; free space or make it writable, then continue with "
+            f"--out {self.path} --resume"
+        )
+
+    def _tell(self, warn: Warn | None, about: str, text: str) -> None:
+        """Say it, unless the same has been said of late."""
+        now = time.monotonic()
+        if warn is not None and now - self._warned.get(about, -math.inf) > WARN_SECONDS:
+            self._warned[about] = now
+            warn(text)
 
 
-def _dumps(content: dict[str, Any]) -> str:
-    """JSON for machines: no NaN or infinity, which JSON has no word for."""
-    return json.dumps(finite(content), indent=2)
+def _check_run(content: Mapping[str, Any]) -> None:
+    """Raise unless run.json has the form of one of ours."""
+    if not isinstance(content["config"]["recipe"], str):
+        raise ValueError("its recipe is no text")
+    if not isinstance(content.get("result"), (dict, type(None))):
+        raise ValueError("its result is no object")
+    for start in content.get("starts", []):
+        start["command"], start["versions"]
+
+
+def _is_line(fields: Any) -> bool:
+    """It has the form of what `log` writes: everybody who reads metrics counts on that."""
+    if not isinstance(fields, dict) or not all(_fits(*item) for item in fields.items()):
+        return False
+    return "epoch_train_loss" not in fields or {"step", "epoch", "seconds"} <= fields.keys()
+
+
+def _fits(name: str, value: Any) -> bool:
+    named = name in ("step", "epoch", "seconds")
+    if isinstance(value, dict):
+        flat = not any(isinstance(each, dict) for each in value.values())
+        return not named and flat and all(_fits("", each) for each in value.values())
+    if type(value) is int or (type(value) is float and name not in ("step", "epoch")):
+        return bool(-_MOST < value < _MOST)
+    return not named and (value is None or value in ("nan", "inf", "-inf"))
 
 
 def finite(value: Any) -> Any:

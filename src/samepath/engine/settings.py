@@ -44,6 +44,9 @@ class Settings:
     """Makes a batch of a Dataset's items."""
     loader_workers: int = 0
     """Loader processes, for Datasets."""
+    follow_speed: bool = True
+    """A slow worker gets fewer grains, which changes no bits (with `exact`; without it, shares stay
+    even)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Share:
 
     batch: Batch
     grains: Iterator[Any]
+    """Those of an even assignment; or a Feed, which has whichever are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

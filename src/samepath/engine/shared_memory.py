@@ -25,6 +25,7 @@ from samepath.errors import WorkerLost
 from samepath.plan import Reduction
 
 RECORD_BYTES = 1 << 16
+TURN_BYTES = 64  # a cache line
 PAGE = mmap.PAGESIZE
 
 
@@ -32,6 +33,11 @@ def same_machine(network: Network) -> bool:
     """True when every worker sees one host."""
     name = np.frombuffer(machine_name().encode()[:256].ljust(256), np.uint8).copy()
     return all(np.array_equal(name, other) for other in network.gather(name))
+
+
+def turns_in(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """One number per worker, a cache line apart."""
+    return memory.view(np.int64)[:: TURN_BYTES // 8]
 
 
 class SharedMemory(Collective):
@@ -43,48 +49,55 @@ class SharedMemory(Collective):
         self.device = network.device
         self._network = network
         self._timeout = timeout_seconds
+        # Where workers share cores, those that wait must leave them to those that work
+        self._crowd = (
+            max(1.0, self.num_workers / len(os.sched_getaffinity(0)))
+            if not os.environ.get("OLD")
+            else 1.0
+        )
         pids = network.gather(np.frombuffer(np.int64(os.getpid()).tobytes(), np.uint8).copy())
         self._pids = [int(pid.view(np.int64)[0]) for pid in pids]
-        self._records = self.share(2 * self.num_workers * RECORD_BYTES).reshape(
+        turns_bytes = TURN_BYTES * self.num_workers
+        memory = self.share(turns_bytes + 2 * self.num_workers * RECORD_BYTES)
+        self._record_turns = turns_in(memory[:turns_bytes])
+        self._records = memory[turns_bytes:][: 2 * self.num_workers * RECORD_BYTES].reshape(
             2, self.num_workers, RECORD_BYTES
         )
-        self._record_turns = self.turns()
         self._record_turn = 0
 
     def share(self, num_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory of that size, mapped by every worker. Raises OSError on all or none."""
         num_bytes = -(-num_bytes // PAGE) * PAGE
         path, descriptor = b"", -1
-        if self.worker == 0:
-            descriptor = os.memfd_create("samepath", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, num_bytes)
-            path = f"/proc/{os.getpid()}/fd/{descriptor}".encode()
-        sent = np.frombuffer(path.ljust(64), np.uint8).copy()
-        path = self._network.gather(sent)[0].tobytes().strip()
-        failure: OSError | None = None
+        failure: Exception | None = None
         try:
-            if descriptor < 0:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            mapped = np.frombuffer(mmap.mmap(descriptor, num_bytes), np.uint8)
+            if self.worker == 0:
+                descriptor = os.memfd_create("samepath", os.MFD_CLOEXEC)
+                os.ftruncate(descriptor, num_bytes)
+                path = f"/proc/{os.getpid()}/fd/{descriptor}".encode()
         except OSError as error:
             failure = error
+        sent = np.frombuffer(path.ljust(64), np.uint8).copy()
+        path = self._network.gather(sent)[0].tobytes().strip()
+        try:
+            # not mmap, which keeps a descriptor for every mapping; a large model has many
+            memory = torch.from_file(path.decode(), True, num_bytes, dtype=torch.uint8)
+        except RuntimeError as error:
+            failure = failure or error
         everybody = self._network.agree(failure is None)  # also: all have opened it by now
         if descriptor >= 0:
             os.close(descriptor)
         if not everybody:
-            raise failure or OSError("another worker cannot map memory of worker 0")
+            raise OSError(str(failure or "another worker cannot map memory of worker 0"))
+        mapped: NDArray[np.uint8] = memory.numpy()
         return mapped
-
-    def turns(self) -> NDArray[np.int64]:
-        """One number per worker, a cache line apart."""
-        return self.share(64 * self.num_workers).view(np.int64)[:: 64 // 8][: self.num_workers]
 
     def await_turn(self, turns: NDArray[np.int64], turn: int) -> None:
         """Wait until every worker has announced this turn."""
         pause, started, next_look = 0.0, time.monotonic(), 1.0
         while int(turns.min()) < turn:
             time.sleep(pause)
-            pause = min(pause + 2e-6, 1e-4)
+            pause = min(pause + 2e-6 * self._crowd, 1e-4 * self._crowd)
             waited = time.monotonic() - started
             if waited > next_look:
                 next_look = waited + 1.0
@@ -138,8 +151,6 @@ class SharedBucket(Bucket):
         self._collective = collective
         self._length = length
         self._dtype = dtype
-        self._posted = collective.turns()
-        self._added = collective.turns()
         self._turn = 0
         self._capacity = 0
         self._total = torch.empty(length, dtype=dtype)
@@ -161,10 +172,14 @@ class SharedBucket(Bucket):
         # rows start on cache lines, so that kernels meet the alignment they meet everywhere
         stride = -(-self._length * size // 64) * 64 // size
         rows = self._collective.num_workers * most
-        memory = torch.from_numpy(self._collective.share((rows + 1) * stride * size)).view(
-            self._dtype
-        )
-        sums, total = memory[: rows * stride], memory[rows * stride : (rows + 1) * stride]
+        turns_bytes = TURN_BYTES * self._collective.num_workers
+        shared = self._collective.share(2 * turns_bytes + (rows + 1) * stride * size)
+        # from zero again, which is before every turn to come
+        self._posted = turns_in(shared[:turns_bytes])
+        self._added = turns_in(shared[turns_bytes : 2 * turns_bytes])
+        values = shared[2 * turns_bytes :][: (rows + 1) * stride * size]
+        memory = torch.from_numpy(values).view(self._dtype)
+        sums, total = memory[: rows * stride], memory[rows * stride :]
         self._sums = sums.view(self._collective.num_workers, most, stride)[:, :, : self._length]
         self._shared_total = total[: self._length]
         chunk = -(-self._length // self._collective.num_workers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +25,9 @@ from samepath.errors import CheckpointDamaged, UserError
 
 if TYPE_CHECKING:
     from samepath.engine.trainer import Trainer
+
+MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
+"""What reading a state raises that is not as we write it, or not of this model."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,9 @@ def load_model(model: nn.Module, state: State) -> None:
         buffers = dict(model.named_buffers())
         for name, value in _decode(state.structure["buffers"], state.tensors).items():
             buffers[name].copy_(value)
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+    except MISSHAPEN as error:
         raise CheckpointDamaged(
-            f"the checkpoint does not fit this recipe's model: {error}"
+            f"the checkpoint does not fit this recipe's model ({one_line(error)})"
         ) from error
 
 
@@ -155,9 +159,9 @@ def load_state(trainer: Trainer, state: State) -> None:
         waiting = _decode(structure.get("underway"), state.tensors) or []
         parameters = trainer.trained_parameters()
         trainer.underway = deque(_underway(value, parameters) for value in waiting)
-    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+    except MISSHAPEN as error:
         raise CheckpointDamaged(
-            f"the checkpoint does not fit this recipe's model and optimizer: {error}"
+            f"the checkpoint does not fit this recipe's model and optimizer ({one_line(error)})"
         ) from error
 
 
@@ -176,6 +180,20 @@ def _settle(optimizer: torch.optim.Optimizer) -> None:
                 remembered[name] = torch.empty_like(
                     like, dtype=value.dtype, device=value.device, requires_grad=False
                 ).copy_(value)
+
+
+def check(state: State) -> None:
+    """Raise one of MISSHAPEN unless this is the state of some trainer."""
+    step = state.structure["step"]
+    if type(step) is not int or step < 0:
+        raise ValueError(f"its step is {step!r}")
+    for value in state.structure.values():
+        _decode(value, state.tensors)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's name and words, however long they are, in one line."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
 
 
 def digest(state: State) -> str:

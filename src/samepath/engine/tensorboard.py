@@ -14,11 +14,13 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.rundir import RunFolder, make_folder
+from samepath.engine.rundir import RunFolder, Warn
+from samepath.engine.state import MISSHAPEN, one_line
 from samepath.errors import UserError
 
 FOLDER = "tensorboard"
@@ -40,44 +42,59 @@ def require_tensorboard() -> None:
 class EventWriter:
     """Writes the event file of one run."""
 
-    def __init__(self, run: Path, into: Path | None = None) -> None:
+    def __init__(self, run: Path, into: Path | None = None, *, warn: Warn | None = None) -> None:
         """Begin with what run.json and metrics.jsonl say; `into` is RUN/tensorboard if not given.
 
         The run's own writer is made when its metrics have been opened, so that what an earlier
-        start logged beyond the checkpoint has gone.
+        start logged beyond the checkpoint has gone. It has somebody to `warn`: a disk that takes no
+        events ends them, not the run (they can be written from metrics.jsonl any time).
         """
         require_tensorboard()
+        self._run = run
+        self._warn = warn
+        self._ended = False
+        self._seconds = 0.0
+        self._flushed = time.monotonic()
+        self._records: Any = None
+        self.into = run / FOLDER if into is None else into
+        self._attempt(self._begin)
+
+    def _begin(self) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder = RunFolder(run)
+        folder = RunFolder(self._run)
         record = folder.read()
-        self.into = run / FOLDER if into is None else into
-        make_folder(self.into)
+        self.into.mkdir(parents=True, exist_ok=True)
         earlier = sorted(self.into.glob(f"events.out.tfevents.*{_SUFFIX}"))
         self.path = self.into / _name(earlier)
         self._records = RecordWriter(self.path.open("wb"))
-        self._seconds = 0.0
-        self._flushed = time.monotonic()
         try:
             self._starts = [float(start["time"]) for start in record["starts"]]
             self._start = 0
             self._head(record)
             for fields in folder.read_metrics():
-                self.write(fields)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+                self._line(fields)
+            self._records.flush()
+        except MISSHAPEN as error:
             self._give_up()
-            raise UserError(f"{run}: run.json or metrics.jsonl is damaged ({error!r})") from None
+            raise UserError(
+                f"{self._run}: run.json or metrics.jsonl is damaged ({one_line(error)})"
+            ) from None
         except BaseException:
             self._give_up()
             raise
         self._start = len(self._starts) - 1  # what comes now is of the last start
         self._seconds = 0.0
-        self.flush()
         for path in earlier:
             _retire(path)
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl."""
+        self._attempt(lambda: self._line(fields))
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def _line(self, fields: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         seconds = float(fields.get("seconds", self._seconds))
@@ -88,15 +105,30 @@ class EventWriter:
         if values:
             when = self._starts[self._start] + seconds
             self._event(when, step=int(fields["step"]), summary=Summary(value=values))
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self.flush()
 
     def flush(self) -> None:
-        self._records.flush()
         self._flushed = time.monotonic()
+        self._attempt(lambda: self._records.flush())
 
     def close(self) -> None:
-        self._records.close()
+        self._attempt(lambda: self._records.close())
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        """Write, unless the disk has refused before; if it does now, and somebody can be told, that
+        is the end of it."""
+        if self._ended:
+            return
+        try:
+            write()
+        except OSError as error:
+            if self._warn is None:
+                raise
+            self._ended = True
+            self._shut()
+            self._warn(
+                f"TensorBoard's event files cannot be written ({error.strerror}) and end here; to "
+                f"have them from metrics.jsonl later: samepath tensorboard {self._run}"
+            )
 
     def _event(self, when: float, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -126,8 +158,15 @@ class EventWriter:
         self._event(began, step=0, summary=Summary(value=[value]))
 
     def _give_up(self) -> None:
-        self.close()
-        self.path.unlink()
+        self._shut()
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _shut(self) -> None:
+        """Close the file whatever the disk says."""
+        if self._records is not None:
+            with suppress(OSError):
+                self._records.close()
 
 
 def scalars(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from samepath.engine import checkpoint
-from samepath.engine.launch import Interrupted
 from samepath.engine.loop import Run
 from samepath.engine.options import Options, recipe_of
 from samepath.engine.progress import Display, RunResult, Silent
+from samepath.engine.reports import Interrupted
 from samepath.engine.session import start
 from samepath.engine.settings import StepResult
 from samepath.engine.state import bytes_of, state_of
-from samepath.engine.train import stop_signals
 from samepath.engine.trainer import Trainer
+from samepath.engine.work import stop_signals
 
 
 @dataclass(frozen=True, kw_only=True)

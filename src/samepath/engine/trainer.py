@@ -8,9 +8,10 @@ the same bits on every worker and for every worker count (with `exact`, the defa
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,26 +19,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from samepath.data import Draws, GrainRequest, Source, as_source, seed_everything
+from samepath.data import Source, as_source
 from samepath.data.sources import Data
-from samepath.engine.adversarial import moved
 from samepath.engine.buffers import BufferMerge
-from samepath.engine.checkpoint import load_newest, save
+from samepath.engine.checkpoint import save
 from samepath.engine.collective import Collective
 from samepath.engine.evaluation import evaluate, to_device
-from samepath.engine.gradients import GradientSum
+from samepath.engine.feed import Feed, Mine
+from samepath.engine.grain import compute_grain
 from samepath.engine.noise import is_measured, sample
 from samepath.engine.record import pack
+from samepath.engine.recover import recover
 from samepath.engine.refuse import refuse_unsupported
+from samepath.engine.second_opinion import second_opinion
 from samepath.engine.settings import Pace, Settings, Share, StepResult
-from samepath.engine.state import digest, load_state, state_of
+from samepath.engine.speeds import Speeds, Stopwatch, Told
+from samepath.engine.state import digest, state_of
 from samepath.engine.underway import SumPool, Underway
 from samepath.engine.update import advance_epoch, clip_gradient, update
 from samepath.errors import Diverged, UserError
-from samepath.keys import key
 from samepath.plan import Batch, Division, Plan, divide
 from samepath.strategies import Adversarial
 
@@ -46,6 +48,10 @@ SYNCHRONOUS = Pace()
 
 def _unwatched(point: str, grain: int, value: Any) -> None:
     """Nobody looks."""
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 class Trainer:
@@ -74,6 +80,13 @@ class Trainer:
             collective.broadcast(tensor.data)  # one model, also when it was made without the seed
         self.underway: deque[Underway] = deque()
         """Batches that have been computed and not been applied: as many as the lag."""
+        self.speeds = Speeds()
+        self.without: int | None = None
+        """A worker that gets no grains (see second_opinion)."""
+        self.doubt: Callable[[str], None] = _warn
+        """Decide which worker has how many grains."""
+        self._follows = settings.follow_speed and settings.exact and collective.num_workers > 1
+        self._step_seconds = 0.0
         self._sums = SumPool(collective, exact=settings.exact)
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
 
@@ -125,18 +138,20 @@ class Trainer:
         plan = self.plan(source, batch_size)
         ahead = 0 if begin is None else begin - first
 
-        def requests() -> Iterator[GrainRequest]:
-            for step in range(first, stop):
-                batch = plan.batch(step)
-                for grain in self._divide(batch).grains(self.collective.worker).values():
-                    yield GrainRequest(batch.epoch, grain)
+        def batch(step: int) -> Batch:
+            return replace(plan.batch(step - ahead), step=step)
 
-        grains = source.load(requests())
-        for step in range(first, stop):
-            yield Share(replace(plan.batch(step), step=step + ahead), grains)
+        feed = Feed(source, batch, stop + ahead, self._mine)
+        for step in range(first + ahead, stop + ahead):
+            yield Share(batch(step), feed)
 
-    def _divide(self, batch: Batch) -> Division:
-        return divide(batch, self.collective.num_workers, exact=self.settings.exact)
+    def _divide(self, batch: Batch, costs: tuple[int, ...]) -> Division:
+        num_workers, exact = self.collective.num_workers, self.settings.exact
+        return divide(batch, num_workers, exact=exact, costs=costs, without=self.without)
+
+    def _mine(self, batch: Batch) -> Mine:
+        """This worker's grains as they are assigned now."""
+        return self._divide(batch, self.speeds.costs).grains(self.collective.worker)
 
     # ---- one step
 
@@ -148,6 +163,7 @@ class Trainer:
     def advance(self, share: Share, pace: Pace, *, stop: bool = False) -> list[StepResult]:
         """Compute one batch, and apply what has waited long enough: with a lag, an earlier batch
         (none at first); without, this one."""
+        began = time.perf_counter()
         computed = self._compute(share, stop=stop, attack=pace.adversarial)
         self.underway.append(computed)
         if pace.lag and self._buffers.names:  # the next batch starts from merged buffers
@@ -161,9 +177,31 @@ class Trainer:
                 if self.underway:  # as before this step: a resumed run takes it again
                     self.underway.pop()
                     self.underway.appendleft(oldest)
-                raise
+                    raise
+                if oldest is not computed or not (
+                    self.settings.exact and isinstance(share.grains, Feed)
+                ):
+                    raise
+                result = second_opinion(
+                    self,
+                    computed,
+                    lambda: self._apply(
+                        self._compute(share, stop=stop, attack=pace.adversarial), pace
+                    ),
+                )
+                if result is None:
+                    raise
+                applied.append(result)
         self.step_number += 1
+        self._step_seconds = time.perf_counter() - began
+        if computed.facts is not None:
+            self._learn(computed)
         return applied
+
+    def _learn(self, underway: Underway) -> None:
+        """At places that all workers come to between the same steps, so that they assign alike."""
+        if self._follows:
+            underway.teach(self.speeds)
 
     def settle(self) -> None:
         """Wait for all gradients that are under way (on every worker, before anything that all
@@ -181,9 +219,8 @@ class Trainer:
     def gradient(self, source: Source, batch: Batch) -> float:
         """The gradient of any batch, in `.grad`, and its loss; nothing else is changed."""
         self.settle()
-        mine = self._divide(batch).grains(self.collective.worker).values()
-        grains = source.load(GrainRequest(batch.epoch, examples) for examples in mine)
-        computed = self._compute(Share(batch, grains), merge_buffers=False)
+        feed = Feed(source, lambda _: batch, batch.step + 1, self._mine)
+        computed = self._compute(Share(batch, feed), merge_buffers=False)
         computed.assign(self.trained_parameters())
         return computed.know().loss
 
@@ -196,40 +233,51 @@ class Trainer:
         merge_buffers: bool = True,
     ) -> Underway:
         """All grains of this worker; their sums are on their way."""
-        batch = share.batch
-        division = self._divide(batch)
+        batch, feed = share.batch, share.grains
+        division = self._divide(batch, self.speeds.costs if isinstance(feed, Feed) else ())
         mine = division.grains(self.collective.worker)
+        if isinstance(feed, Feed):
+            feed.turn_to(batch.step, mine)
         gradients = self._sums.free(self.model, self.underway)
         gradients.begin(division.reduction)
         self._buffers.begin(division.reduction)
-        data, scales = self._scales(share, division, mine)
-        losses = [
-            self._grain(
-                batch,
-                number,
-                examples,
-                next(data),
-                scales[number],
-                gradients,
-                attack,
-                measure=is_measured(number, division.num_grains),
-            )
-            for number, examples in mine.items()
-        ]
+        busy = Stopwatch()
+        data, scales = self._scales(share, division, mine, busy)
+        losses = []
+        with busy:
+            for number, examples in mine.items():
+                loss = compute_grain(
+                    self,
+                    batch,
+                    number,
+                    examples,
+                    next(data),
+                    scales[number],
+                    gradients,
+                    attack,
+                    measure=is_measured(number, division.num_grains),
+                )
+                self._buffers.after_grain(scales[number])
+                losses.append(loss)
         gradients.launch_rest()
         if merge_buffers:
             self._buffers.launch()
+        with busy:  # a GPU is waited for here
+            values = torch.stack(losses).tolist() if losses else []
+        whole_grains = sum(map(len, mine.values())) / batch.grain_size
         record = pack(
             division,
-            torch.stack(losses).tolist() if losses else [],
+            values,
             list(scales.values()),
             gradients.squared_norms(),
             gradients.used,
             self._buffers.record(),
+            Told(busy.seconds / whole_grains if mine else 0.0, self._step_seconds),
             stop=stop,
         )
         if self.underway:
             self.underway[-1].know()
+            self._learn(self.underway[-1])
         return Underway(
             step=batch.step,
             epoch=batch.epoch,
@@ -245,11 +293,11 @@ class Trainer:
             underway.gradients.finish()  # hides the wait for the facts
         facts = underway.know()
         if not math.isfinite(facts.loss):
-            raise Diverged(underway.step, "loss", facts.loss)
+            raise self._diverged(underway, "loss", facts.loss)
         underway.assign(self.trained_parameters())
         gradient_norm = clip_gradient(self.model, self.settings.clip_norm)
         if not math.isfinite(gradient_norm):
-            raise Diverged(underway.step, "gradient's norm", gradient_norm)
+            raise self._diverged(underway, "gradient's norm", gradient_norm)
         if not underway.buffers_merged:
             self._merge_buffers(underway)
         by_step = self.schedule if self.settings.schedule_every == "step" else None
@@ -274,11 +322,18 @@ class Trainer:
         self._buffers.finish(facts.buffers, keep=math.isfinite(facts.loss))
         underway.buffers_merged = True
 
+    def _diverged(self, underway: Underway, what: str, value: float) -> Diverged:
+        """What is still being added of the batch is ended: somebody may compute it again."""
+        if underway.division is not None and not underway.buffers_merged:
+            self._buffers.finish(underway.know().buffers, keep=False)
+            underway.buffers_merged = True
+        return Diverged(underway.step, what, value)
+
     def trained_parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _scales(
-        self, share: Share, division: Division, mine: Mapping[int, NDArray[np.int64]]
+        self, share: Share, division: Division, mine: Mine, busy: Stopwatch
     ) -> tuple[Iterator[Any], dict[int, float]]:
         """This worker's grains, and what each counts for in the batch's mean."""
         if self.settings.weight is None:
@@ -287,9 +342,10 @@ class Trainer:
         # The weight of the whole batch must be known before the first backward pass
         if self.underway:
             self.underway[-1].know()
-        data = [self._to_device(next(share.grains)) for _ in mine]
         weights = np.zeros(division.most_grains)
-        weights[: len(data)] = [float(self.settings.weight(grain)) for grain in data]
+        with busy:
+            data = [to_device(next(share.grains), self.collective.device) for _ in mine]
+            weights[: len(data)] = [float(self.settings.weight(grain)) for grain in data]
         records = self.collective.gather(weights.view(np.uint8))
         batch_weight = math.fsum(w for record in records for w in record.view(np.float64))
         if not math.isfinite(batch_weight) or min(weights, default=0.0) < 0:
@@ -298,49 +354,6 @@ class Trainer:
             number: float(weight) / batch_weight if batch_weight else 0.0
             for number, weight in zip(mine, weights, strict=False)
         }
-
-    def _grain(
-        self,
-        batch: Batch,
-        number: int,
-        examples: NDArray[np.int64],
-        data: Any,
-        scale: float,
-        gradients: GradientSum,
-        attack: Adversarial | None,
-        *,
-        measure: bool,
-    ) -> Tensor:
-        """Forward and backward of one grain."""
-        data = self._to_device(data)
-        self.watch("loaded", number, data)
-        self.watch("weight", number, scale)
-        seed = self.settings.seed
-        seed_everything(key("grain", seed, batch.step, number))
-        if self.settings.augment is not None:
-            draws = Draws(seed=seed, epoch=batch.epoch, examples=examples)
-            data = self.settings.augment(data, draws)
-            self.watch("augmented", number, data)
-        if attack is not None:
-            with self.forward_context():
-                data = moved(attack, data, self.model, self.loss)
-            seed_everything(key("grain", seed, batch.step, number))
-        with self.forward_context():
-            loss = self.loss(self.model, data)
-        self.watch("loss", number, loss)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is {loss!r}"
-            raise UserError(
-                f"the loss of a grain {shape}; return a tensor with one number, the mean over its "
-                "examples"
-            )
-        gradients.before_backward(measure=measure)
-        if scale:  # a grain that counts for nothing may have no loss to speak of (0 / 0)
-            loss.backward(torch.full_like(loss, scale))
-        self.watch("done", number, None)
-        gradients.after_backward()
-        self._buffers.after_grain(scale)
-        return loss.detach().reshape(())
 
     def end_epoch(self, valid_loss: float | None = None) -> None:
         """Advance a schedule that goes by epochs."""
@@ -372,15 +385,9 @@ class Trainer:
         """Go on from the newest good checkpoint, at any worker count; False if there is none.
 
         `batches` then skips what has been trained on."""
-        found = load_newest(Path(folder), warnings.warn)
-        if found is not None:
-            load_state(self, found.state)
-        return found is not None
+        return recover(self, None, Path(folder), self.doubt) is not None
 
     def forward_context(self) -> AbstractContextManager[Any]:
         if self.settings.autocast is None:
             return nullcontext()
         return torch.autocast(self.collective.device.type, dtype=self.settings.autocast)
-
-    def _to_device(self, data: Any) -> Any:
-        return to_device(data, self.collective.device)

@@ -16,6 +16,7 @@ from torch import nn
 from samepath.engine.collective import Collective, Record
 from samepath.engine.gradients import GradientSum, Sums
 from samepath.engine.record import StepFacts, unpack
+from samepath.engine.speeds import Speeds
 from samepath.errors import UserError
 from samepath.plan import Division
 
@@ -37,6 +38,8 @@ class Underway:
     """Who adds it; None once it is settled."""
     division: Division | None = None
     end_gather: Callable[[], list[Record]] | None = None
+    is_learnt: bool = False
+    """Speeds have learnt from it."""
 
     def know(self) -> StepFacts:
         """What everybody says of the step. There is one gather under way at a time: the next may
@@ -48,6 +51,13 @@ class Underway:
             records = self.end_gather()
             self.facts = unpack(self.division, records, len(self.gradients.parameters))
         return self.facts
+
+    def teach(self, speeds: Speeds) -> None:
+        """Tell what everybody said of its times, once (on all workers between the same steps)."""
+        facts = self.know()
+        if not self.is_learnt:
+            self.is_learnt = True
+            speeds.learn(facts.times, len(facts.grain_losses))
 
     def gradient(self) -> Sums:
         """The batch's gradient, None where no grain used a parameter. It is memory that the next

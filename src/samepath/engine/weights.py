@@ -8,15 +8,15 @@ match the digest in it.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Literal
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from samepath.engine.checkpoint import sync_folder
-from samepath.engine.state import State, digest
+from samepath.engine.checkpoint import read_through, sync_folder, write_tensors
+from samepath.engine.state import MISSHAPEN, State, digest, one_line
 from samepath.errors import CheckpointDamaged
 
 BEST = "best"
@@ -25,15 +25,25 @@ BEST = "best"
 Epoch = int | Literal["best"]
 
 
-def keep_weights(folder: Path, epoch: Epoch, model: nn.Module) -> None:
-    """Write the weights and buffers a model has after so many epochs, or at its best."""
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers of a model, as copies."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def write_weights(folder: Path, epoch: Epoch, tensors: dict[str, Tensor]) -> None:
+    """Write the weights that a model had after so many epochs, or at its best."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"epoch-{epoch:05d}" if isinstance(epoch, int) else epoch)
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     aside = path.with_suffix(".part")
-    save_file(tensors, aside, metadata={"digest": digest(State(tensors, {}))})
-    aside.replace(path.with_suffix(".safetensors"))
-    sync_folder(folder)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
+        aside.mkdir()
+        written = aside / "weights"
+        write_tensors(written, tensors, {"digest": digest(State(tensors, {}))})
+        written.replace(path.with_suffix(".safetensors"))
+        sync_folder(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def kept_weights(folder: Path) -> dict[Epoch, Path]:
@@ -49,15 +59,18 @@ def kept_weights(folder: Path) -> dict[Epoch, Path]:
 def load_weights(path: Path, model: nn.Module) -> str:
     """Put a model back to what it was when the file was written; the weights' digest."""
     try:
+        read_through(path)
         with safe_open(path, framework="pt") as file:
             recorded = (file.metadata() or {}).get("digest")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointDamaged(f"{path}: cannot be read ({error})") from error
+    except (OSError, MemoryError, SafetensorError, *MISSHAPEN) as error:
+        raise CheckpointDamaged(f"{path}: cannot be read ({one_line(error)})") from error
     if digest(State(tensors, {})) != recorded:
         raise CheckpointDamaged(f"{path}: the weights do not match their digest")
     try:
         model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointDamaged(f"{path}: does not fit this recipe's model: {error}") from error
+    except MISSHAPEN as error:
+        raise CheckpointDamaged(
+            f"{path}: does not fit this recipe's model ({one_line(error)})"
+        ) from error
     return str(recorded)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.errors import UserError
 from samepath.insight.advice import Advice, CriticalBatch, Curve, Limit, RangeTest
 from samepath.insight.advice_words import verdict

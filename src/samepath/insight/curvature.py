@@ -16,7 +16,7 @@ from pathlib import Path
 from samepath.data import GrainRequest, as_source
 from samepath.engine.launch import launch
 from samepath.engine.reopen import ReopenedRun, reopen
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.errors import UserError
 from samepath.insight.curvature_measure import MOST_PRODUCTS, work
 from samepath.insight.curvature_request import CurvatureRequest

@@ -35,7 +35,7 @@ class Samepath(Engine):
     ) -> None:
         self._recorder = recorder
         timed = Session(TimedCollective(session.collective, recorder), seed=options.seed)
-        self.trainer = make_trainer(recorder.recipe(recipe), options, timed)
+        self.trainer = make_trainer(recorder.recipe(recipe), options, timed, follow_speed=False)
         self.trainer.watch = self._watch
         self.model = self.trainer.model
         recorder.optimizer(self.trainer.optimizer)

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from samepath.data.limits import brief, read_object
 from samepath.engine.checkpoint import write_atomically
 from samepath.engine.options import versions
 from samepath.engine.rundir import finite, make_folder
 from samepath.errors import UserError
+from samepath.study.results import read_as
 
 Kind: TypeAlias = Literal["advice", "profile", "curvature", "simulation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -67,11 +69,25 @@ def read_finding(folder: Path, kind: Kind) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{folder} holds no {kind} (there is no {kind}.json); check the path")
     try:
-        content = json.loads(file.read_text())
-        if content["format"] != FORMAT:
-            raise UserError(f"{file} has format {content['format']}; this samepath reads {FORMAT}")
-        content["recipe"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} cannot be read ({error}); it is no {kind} of ours") from None
-    assert isinstance(content, dict)
+        content = read_object(file)
+        if content["format"] == FORMAT:
+            _check(content, kind)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{file} cannot be read ({brief(why)}); it is no {kind} of ours") from None
+    if content["format"] != FORMAT:
+        found = brief(repr(content["format"]))
+        raise UserError(f"{file} has format {found}; this samepath reads {FORMAT}")
     return content
+
+
+def _check(content: Mapping[str, Any], kind: Kind) -> None:
+    """What is read of findings of every kind has the form we write."""
+    read_as(tuple[str, ...], content["command"])
+    read_as(float, content["time"])
+    if content["kind"] != kind:
+        raise ValueError(f"it is a {content['kind']}")
+    places = [run["path"] for run in content["runs"]] if kind == "curvature" else []
+    for text in (content["recipe"], *places):
+        if "\0" in read_as(str, text):
+            raise ValueError(f"{text!r} is no name")

@@ -8,9 +8,11 @@ workers; nothing is modelled.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from samepath.data.limits import brief, read_object
 from samepath.engine.checkpoint import write_atomically
 from samepath.engine.rundir import make_folder
 from samepath.errors import UserError
@@ -18,6 +20,8 @@ from samepath.study.results import NetworkFacts, read_as
 
 FILE = "measured.json"
 FORMAT = 1
+MOST_EXAMPLES = 1 << 30
+"""Of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +78,33 @@ def read_measured(folder: Path) -> MeasuredStep:
             "`samepath profile` or `samepath advise` wrote, or a recipe"
         )
     try:
-        content = json.loads(file.read_text())
+        content = read_object(file)
         if content.pop("format") != FORMAT:
             raise ValueError("another format")
-        found = read_as(MeasuredStep, content)
-        assert isinstance(found, MeasuredStep)
+        found: MeasuredStep = read_as(MeasuredStep, content)
+        _check(found)
         return found
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} cannot be read ({error}); measure again") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{file} cannot be read ({brief(why)}); measure again") from None
+
+
+def _check(found: MeasuredStep) -> None:
+    """Raise unless the numbers are such as a measurement gives."""
+    links = (found.local, found.network)
+    positive = [*found.step_seconds.values(), *found.crowding.values()]
+    positive += [time for times in found.grain_times.values() for time in times]
+    positive += [link.bytes_per_second for link in links]
+    if not all(0.0 < value < math.inf for value in positive):
+        raise ValueError("a time, a crowding or a link's speed is not above 0")
+    waits = (found.update_seconds, *(link.latency_seconds for link in links))
+    if not all(0.0 <= value < math.inf for value in waits):
+        raise ValueError("its update or a latency takes less than no time")
+    if not 1 <= found.grain_size <= found.batch_size <= MOST_EXAMPLES:
+        raise ValueError(f"no grain of {found.grain_size} in a batch of {found.batch_size}")
+    counts = [int(size) for size in (*found.grain_times, *found.crowding)]
+    if not found.grain_times or not all(found.grain_times.values()) or min(counts) < 1:
+        raise ValueError("its grain_times or crowding are not by numbers from 1 on")
+    ready, sizes = [0.0, *found.tensor_ready, 1.0], (*found.tensor_bytes, found.buffer_bytes)
+    if not len(sizes) - 1 == len(ready) - 2 > 0 or ready != sorted(ready) or min(sizes) < 0:
+        raise ValueError("its tensors are not in order")

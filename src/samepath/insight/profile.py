@@ -20,7 +20,7 @@ import torch
 from samepath.engine.environment import read_place
 from samepath.engine.launch import launch
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.errors import UserError
 from samepath.insight.engines import ENGINES
 from samepath.insight.measured import MeasuredStep

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 
 from samepath.engine.options import Options, recipe_of, refuse_recipe
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.errors import UserError
 from samepath.insight.measured import MeasuredStep
 from samepath.insight.stopwatch_found import Launched, run_turns

@@ -130,7 +130,10 @@ class Bench:
                 what = (known.model, known.optimizer, known.loss, settings, known.schedule)
                 return Trainer(known.collective, *what)
         trainer = make_trainer(
-            self._recipe, replace(self._job.options, **kind, exact=True), session
+            self._recipe,
+            replace(self._job.options, **kind, exact=True),
+            session,
+            follow_speed=False,  # what is timed are even shares
         )
         for group in trainer.optimizer.param_groups:
             group["lr"] = 0.0  # an update takes as long, and no batch size makes it diverge

@@ -1,9 +1,11 @@
 """Which worker computes which grains.
 
-In: number of grains and of workers. Out: one contiguous run of grains per worker.
-Guaranteed: every grain belongs to exactly one worker; runs are in order; the longest run is within
-5% of an even share (exactly even shares where grains are few). Where that leaves a choice, a cut
-falls on the most aligned grain number, because a run that covers whole subtrees ships fewer sums.
+In: number of grains and of workers, and perhaps what a grain costs each of them. Out: one
+contiguous run of grains per worker.
+Guaranteed: every grain belongs to exactly one worker; runs are in order; no worker idles while
+another has two; the slowest is done within 5% of the ideal time (where grains are few, as soon as
+any assignment lets it). Where that leaves a choice, a cut falls on the most aligned grain number,
+because a run that covers whole subtrees ships fewer sums.
 """
 
 from __future__ import annotations
@@ -12,23 +14,45 @@ import itertools
 from functools import lru_cache
 
 BALANCE_SLACK = 1.05
-"""A run may be this much longer than an even share if that aligns it with the tree."""
+"""A worker may take this much longer than ideal if that aligns its run with the tree."""
 
 
 @lru_cache(maxsize=256)
-def assign(num_grains: int, num_workers: int) -> tuple[range, ...]:
-    """Contiguous runs of grains, one per worker; empty ones last when workers outnumber grains."""
+def assign(num_grains: int, num_workers: int, costs: tuple[int, ...] = ()) -> tuple[range, ...]:
+    """Contiguous runs of grains, one per worker; empty ones last when workers outnumber grains.
+
+    `costs`: what a grain costs each worker, in any unit; nothing where it costs all the same."""
     if num_workers < 1:
         raise ValueError(f"{num_workers} workers: at least one is needed")
-    longest = max(-(-num_grains // num_workers), int(BALANCE_SLACK * num_grains / num_workers))
+    if not costs or num_workers >= num_grains:
+        costs = (1,) * num_workers
+    if len(costs) != num_workers or min(costs) < 1:
+        raise ValueError(f"costs {costs} of {num_workers} workers: give each one, above 0")
+    speeds = [1.0 / cost for cost in costs]
+    limit = max(_shortest(num_grains, costs), int(BALANCE_SLACK * num_grains / sum(speeds)))
+    most = [max(1, limit // cost) for cost in costs]
     cuts = [0]
     for worker in range(1, num_workers):
         left = num_workers - worker
-        low = max(min(cuts[-1] + 1, num_grains), num_grains - left * longest)
-        high = max(min(cuts[-1] + longest, num_grains - left), low)
-        cuts.append(_best_cut(low, high, worker * num_grains / num_workers))
+        low = max(min(cuts[-1] + 1, num_grains), num_grains - sum(most[worker:]))
+        high = max(min(cuts[-1] + most[worker - 1], num_grains - left), low)
+        even = sum(speeds[:worker]) * num_grains / sum(speeds)
+        cuts.append(_best_cut(low, high, even))
     cuts.append(num_grains)
     return tuple(range(start, stop) for start, stop in itertools.pairwise(cuts))
+
+
+def _shortest(num_grains: int, costs: tuple[int, ...]) -> int:
+    """The least time in which all grains can be computed, apart from those who need longer for the
+    one that everybody takes."""
+    low, high = 0, num_grains * max(costs)
+    while low < high:
+        middle = (low + high) // 2
+        if sum(max(1, middle // cost) for cost in costs) >= num_grains:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _best_cut(low: int, high: int, even: float) -> int:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from samepath.keys import key, keys_for
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)  # loaders reach into the next epoch, and every worker keeps both whole
 def epoch_order(num_examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The order of one epoch: examples sorted by their keys (no library's shuffle to depend on)."""
     keys = keys_for(key("order", seed, epoch), np.arange(num_examples, dtype=np.int64))
-    order = np.argsort(keys, kind="stable").astype(np.int64)
+    order = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
     order.flags.writeable = False  # it is cached and handed out as views
     return order
 

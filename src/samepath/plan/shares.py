@@ -1,9 +1,10 @@
 """What each worker does of one batch.
 
-In: a batch, a worker count, exact or not. Out: a Division: everybody's grains and how they add up.
+In: a batch, a worker count, exact or not, and perhaps what a grain costs each worker. Out: a
+Division: everybody's grains and how they add up.
 Guaranteed: every example is in exactly one grain. With `exact` the grains are the plan's, whatever
-the worker count; without it every worker has one grain, its whole share, and shares differ by at
-most one example.
+the worker count and the costs; without it every worker has one grain, its whole share, and shares
+differ by at most one example.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.plan.assignment import assign
 from samepath.plan.order import Batch
 from samepath.plan.tree import Reduction, reduction, reduction_of
 
@@ -46,10 +48,23 @@ class Division:
         return {number: examples[cuts[number] : cuts[number + 1]] for number in run}
 
 
-def divide(batch: Batch, num_workers: int, *, exact: bool) -> Division:
-    """Divide a batch among workers; some have nothing when it is too short for all."""
+def divide(
+    batch: Batch,
+    num_workers: int,
+    *,
+    exact: bool,
+    costs: tuple[int, ...] = (),
+    without: int | None = None,
+) -> Division:
+    """Divide a batch among workers; some have nothing when it is too short for all. `without` one
+    of them (with `exact`) it has nothing either."""
+    if exact and without is not None:
+        runs = list(assign(batch.num_grains, num_workers - 1))
+        cut = runs[without].start if without < len(runs) else batch.num_grains
+        runs.insert(without, range(cut, cut))
+        return Division(batch, reduction_of(runs), exact)
     if exact:
-        return Division(batch, reduction(batch.num_grains, num_workers), exact)
+        return Division(batch, reduction(batch.num_grains, num_workers, costs), exact)
     working = min(num_workers, len(batch.examples))
     runs = [range(min(w, working), min(w + 1, working)) for w in range(num_workers)]
     return Division(batch, reduction_of(runs), exact)

@@ -56,9 +56,9 @@ class Reduction:
 
 
 @lru_cache(maxsize=256)
-def reduction(num_grains: int, num_workers: int) -> Reduction:
+def reduction(num_grains: int, num_workers: int, costs: tuple[int, ...] = ()) -> Reduction:
     """The reduction of `num_grains` grains assigned to `num_workers` workers."""
-    return reduction_of(assign(num_grains, num_workers))
+    return reduction_of(assign(num_grains, num_workers, costs))
 
 
 def reduction_of(runs: Sequence[range]) -> Reduction:

@@ -7,6 +7,7 @@ for in the run's folder and in `insight/`, beside `runs/` and here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,4 +57,5 @@ def _folders(run: Path) -> Iterator[tuple[Path, Kind]]:
 def _is_about(content: dict[str, Any], run: Path, recipe: str) -> bool:
     if content["kind"] != "curvature":
         return bool(content["recipe"] == recipe)
-    return any(Path(each["path"]).resolve() == run.resolve() for each in content["runs"])
+    here = os.path.realpath(run)
+    return any(os.path.realpath(each["path"]) == here for each in content["runs"])

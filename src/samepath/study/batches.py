@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samepath.engine.options import Options
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.errors import UserError
 from samepath.study.collect import curve_of, end_of
 from samepath.study.grid import Job

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from samepath.engine.options import Options, recipe_of
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.plan import assign
 from samepath.study.network import measure_network, reduction_seconds, transfer_seconds
 from samepath.study.results import ClockFacts, How, NetworkFacts, Prediction

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samepath.data import as_source
+from samepath.data.limits import brief, read_object
 from samepath.engine.checkpoint import write_atomically
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
 from samepath.engine.rundir import lock_folder, make_folder
@@ -135,9 +136,14 @@ def entered(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a folder")
     if file.is_file():
-        before = json.loads(file.read_text())
+        try:
+            before = read_object(file)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{file} cannot be read ({brief(error)}); give another folder with --out"
+            ) from None
         changed = [
-            f"{name} (was {before.get(name)!r}, now {value!r})"
+            f"{name} (was {brief(repr(before.get(name)))}, now {value!r})"
             for name, value in settings.items()
             if before.get(name) != value
         ]

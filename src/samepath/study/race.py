@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Literal, TypeAlias
 
+from samepath.data.limits import brief, read_object
 from samepath.engine.checkpoint import write_atomically
 from samepath.engine.course import Course
 from samepath.engine.options import Options
-from samepath.engine.train import available_workers
+from samepath.engine.request import available_workers
 from samepath.errors import UserError
 from samepath.strategies import find_strategy
 from samepath.study.clock import Clock, measure_clock, predictions
@@ -116,11 +117,15 @@ def _clock(
         if entry.job is not None and entry.workers <= available_workers()
     }
     file = opened.folder / "clock.json"
-    if file.is_file():
-        content = json.loads(file.read_text())
+    try:
+        content = read_object(file)
         if {tuple(step) for step in content["steps"]} >= steps:
             facts = read_clock(content["facts"])
             return replace(facts, network=facts.local if network == HERE else network)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        watcher.note(f"{file} cannot be read ({brief(error)}); timing steps again")
     facts = measure_clock(
         opened.options,
         steps=sorted(steps),

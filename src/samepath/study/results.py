@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from samepath.data.limits import brief
 
 How = Literal["measured", "modelled"]
 Ended = Literal["target", "diverged", "stuck", "epochs", "impossible", "unfinished"]
@@ -287,19 +290,21 @@ _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def read_as(kind: Any, value: Any) -> Any:
-    """A value of JSON as the type a field is annotated with."""
-    if is_dataclass(kind) and isinstance(kind, type):
+    """A value of JSON as the type a field is annotated with; ValueError where it is of another."""
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):  # "or None" is the only one
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        return None if value is None else read_as(inner, value)
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         hints = get_type_hints(kind)
         there = [f.name for f in fields(kind) if f.name in value or f.default is MISSING]
         return kind(**{name: read_as(hints[name], value[name]) for name in there})
-    arguments = [a for a in get_args(kind) if a is not type(None)]
-    if isinstance(value, list):
+    if get_origin(kind) is tuple and isinstance(value, list):
         return tuple(read_as(arguments[0], item) for item in value)
-    if isinstance(value, dict):
-        inner = kind if getattr(kind, "__origin__", None) is dict else arguments[0]
-        if is_dataclass(inner):
-            return read_as(inner, value)
-        return {name: read_as(get_args(inner)[1], item) for name, item in value.items()}
-    if isinstance(value, str) and float in (kind, *arguments):
+    if get_origin(kind) is dict and isinstance(value, Mapping):
+        return {name: read_as(arguments[1], item) for name, item in value.items()}
+    if kind is float and (type(value) in (int, float) or value in _WORDS):
         return _WORDS.get(value, value)
-    return value
+    if type(value) is kind or (get_origin(kind) is Literal and value in arguments):
+        return value
+    raise ValueError(f"{brief(repr(value))} where {getattr(kind, '__name__', kind)} is due")

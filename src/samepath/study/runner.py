@@ -24,10 +24,12 @@ from typing import Any, Protocol
 
 import torch
 
-from samepath.engine.launch import Interrupted, die_with_parent
+from samepath.engine.launch import die_with_parent
 from samepath.engine.options import Asked
+from samepath.engine.reports import Interrupted
 from samepath.engine.rundir import RunFolder
-from samepath.engine.train import Request, stop_signals, train
+from samepath.engine.train import Request, train
+from samepath.engine.work import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.study.grid import Job
 

@@ -88,7 +88,7 @@ def _work(job: Job) -> None:
 def _turn(recipe: Recipe, job: Job, session: Session, kind: Kind) -> list[float]:
     """Seconds of some steps of one kind. A new trainer each turn, so that only one is alive."""
     options = replace(job.options, **kind._asdict(), exact=True)
-    trainer = make_trainer(recipe, options, session)
+    trainer = make_trainer(recipe, options, session, follow_speed=False)
     for group in trainer.optimizer.param_groups:
         group["lr"] = 0.0  # an update takes as long, and no batch size makes it diverge
     seconds: list[float] = []

@@ -20,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.keep_list import KeepList
+from samepath.data.limits import brief, open_plain, parse_json, read_whole
 from samepath.errors import UserError
 
 FORMAT = 1
+MOST_JOURNAL = 1 << 30
 
 
 class Columns(NamedTuple):
@@ -67,6 +69,8 @@ class Edit:
             or not ((rows >= 0) & (rows < number)).all()
         ):
             raise ValueError("rows and values do not match")
+        if not all(isinstance(text, str) for text in (*after.reasons, *after.notes)):
+            raise ValueError("a reason or a note is no text")
         setting = line["setting"]
         if setting is not None:
             setting = int(setting[0]), float(setting[1]), int(setting[2])
@@ -110,7 +114,8 @@ class Edits:
         self._done: list[tuple[Edit, Columns]] = []
         self._undone: list[Edit] = []
         self._saved_at: Edit | None = None
-        digest = hashlib.sha256(keep.read_bytes()).hexdigest()
+        with open_plain(keep) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._header = {"format": FORMAT, "keep": keep.name, "sha256": digest}
         self._restore(read_only)
 
@@ -204,11 +209,14 @@ class Edits:
     def _restore(self, read_only: bool) -> None:
         if not self.journal.exists():
             return
-        content = self.journal.read_bytes()
+        try:
+            content = read_whole(self.journal, MOST_JOURNAL)
+        except (OSError, ValueError) as error:
+            raise self._unusable(f"cannot be read ({brief(error)})") from None
         whole = content[: content.rfind(b"\n") + 1]
         lines = whole.decode("utf-8", "replace").splitlines()
         try:
-            header = json.loads(lines[0]) if lines else None
+            header = parse_json(lines[0]) if lines else None
         except ValueError:
             header = None
         if header != self._header:
@@ -217,18 +225,19 @@ class Edits:
             return
         for number, text in enumerate(lines[1:], start=2):
             try:
-                self._replay(json.loads(text))
-            except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-                raise UserError(
-                    f"{self.journal}, line {number} cannot be read ({error}); move the file away "
-                    f"to begin again from {self._header['keep']}"
-                ) from None
+                self._replay(parse_json(text))
+            except (ValueError, LookupError, TypeError, ArithmeticError) as error:
+                raise self._unusable(f"line {number} cannot be read ({brief(error)})") from None
         if read_only:
             return
         if self.is_saved:
             self._forget()
         elif len(whole) < len(content):
             os.truncate(self.journal, len(whole))
+
+    def _unusable(self, why: str) -> UserError:
+        again = f"move the file away to begin again from {self._header['keep']}"
+        return UserError(f"{self.journal}, {why}; {again}")
 
     def _replay(self, line: dict[str, Any]) -> None:
         if "edit" in line:

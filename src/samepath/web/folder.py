@@ -6,7 +6,6 @@ what is not such a folder, or is damaged, ends in one line that names the file.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.limits import brief, opened_tensors, read_json
 from samepath.errors import UserError
 from samepath.web.pictures import Pictures
 
@@ -63,8 +63,9 @@ def open_folder(path: Path) -> CurationFolder:
     wanted = ("losses", "labels", "probabilities")
     known = _read(path / "features.safetensors", (), number, wanted)
     class_names = tuple(about["class_names"])
-    labels = known.get("labels", np.zeros(number, dtype=np.int64)).astype(np.int64)
-    if labels.ndim != 1 or labels.min() < 0 or labels.max() >= len(class_names):
+    labels = known.get("labels", np.zeros(number, dtype=np.int64))
+    is_whole = labels.dtype.kind in "iu"
+    if not is_whole or labels.ndim != 1 or labels.min() < 0 or labels.max() >= len(class_names):
         raise _damaged(path / "features.safetensors", "there are labels that have no class name")
     losses, doubts = known.get("losses"), mapped.get("suspicion")
     if any(column is not None and column.ndim != 1 for column in (losses, doubts)):
@@ -83,7 +84,7 @@ def open_folder(path: Path) -> CurationFolder:
         path=path,
         about=about,
         class_names=class_names,
-        labels=labels,
+        labels=labels.astype(np.int64),
         labels_known="labels" in known,
         positions=mapped["map"].astype(np.float32),
         reduced=mapped["reduced"].astype(np.float32),
@@ -123,8 +124,8 @@ def _read_about(path: Path) -> dict[str, Any]:
     check_folder(path)
     file = path / "curation.json"
     try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        about = read_json(file)
+    except (OSError, ValueError) as error:
         raise _damaged(file, str(error)) from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise _damaged(file, f"its format is not {FORMAT}")
@@ -134,7 +135,9 @@ def _read_about(path: Path) -> dict[str, Any]:
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise _damaged(file, "class_names is missing or wrong")
     classes = about.get("classes", [])
-    if not isinstance(classes, list) or not all(isinstance(c, dict) for c in classes):
+    if not isinstance(classes, list) or not all(
+        isinstance(c, dict) and type(c.get("label")) in (int, type(None)) for c in classes
+    ):
         raise _damaged(file, "classes is wrong")
     return about
 
@@ -143,10 +146,8 @@ def _read(
     file: Path, names: tuple[str, ...], number: int, optional: tuple[str, ...] = ()
 ) -> dict[str, NDArray[Any]]:
     """Arrays of a file, each with a row per example."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(file, "np") as content:
+        with opened_tensors(file, "np") as content:
             there = set(content.keys())
             for name in names:
                 if name not in there:
@@ -154,9 +155,13 @@ def _read(
             found = {n: content.get_tensor(n) for n in (*names, *optional) if n in there}
     except FileNotFoundError:
         raise _damaged(file, "it is missing") from None
-    except (OSError, SafetensorError) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
         raise _damaged(file, str(error)) from None
     for name, array in found.items():
+        if array.dtype.kind not in "biuf":
+            raise _damaged(file, f"{name!r} holds {array.dtype}")
         if array.ndim < 1 or len(array) != number:
             rows = len(array) if array.ndim else 0
             raise _damaged(file, f"{name!r} has {rows} rows where {number} are due")
@@ -164,4 +169,4 @@ def _read(
 
 
 def _damaged(file: Path, why: str) -> UserError:
-    return UserError(f"{file} cannot be used: {' '.join(why.split())}; run `samepath curate` again")
+    return UserError(f"{file} cannot be used: {brief(why)}; run `samepath curate` again")

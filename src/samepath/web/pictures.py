@@ -9,11 +9,11 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.limits import brief, opened_tensors
 from samepath.errors import UserError
 
 SHEET_SIDE = 2048
@@ -28,15 +28,13 @@ class Pictures:
     """One small picture per example."""
 
     def __init__(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
         try:
-            file: Any = safe_open(path, "np")
-            self._slice = file.get_slice("images")
+            with opened_tensors(path, "np") as file:
+                self._slice = file.get_slice("images")
             shape, kind = self._slice.get_shape(), self._slice.get_dtype()
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(
-                f"{path} cannot be read ({error}); run `samepath curate` again"
+                f"{path} cannot be read ({brief(error)}); run `samepath curate` again"
             ) from None
         right = len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)
         if kind != "U8" or not right or min(shape[1:], default=0) < 1:

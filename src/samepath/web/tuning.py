@@ -54,7 +54,7 @@ def _tuning(name: str, points: NDArray[np.float32], chosen: dict[str, Any]) -> T
         curve = k_distances(points, MIN_SAMPLES - 1)
         least, typical, most = (float(v) for v in np.quantile(curve, [0.02, 0.95, 0.995]))
     eps, min_samples = chosen.get("eps"), chosen.get("min_samples")
-    eps = float(eps) if isinstance(eps, (int, float)) and 0 < eps < np.inf else max(typical, 1e-6)
+    eps = float(eps) if isinstance(eps, (int, float)) and 0 < eps < 1e300 else max(typical, 1e-6)
     min_samples = min_samples if type(min_samples) is int and min_samples > 0 else MIN_SAMPLES
     return Tuning(
         name=name,

@@ -78,7 +78,7 @@ class Root:
     def open(self, folder: str, name: str) -> IO[bytes]:
         """A regular file, never through a link; OSError where there is none."""
         place = self.path / folder
-        if place.resolve() != place:
+        if os.path.realpath(place) != str(place):
             raise PermissionError(errno.EPERM, "it leads elsewhere")
         how = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe does not hang us
         descriptor = os.open(place / name, how)
@@ -141,7 +141,8 @@ def search(root: Root) -> Search:
             if name in SKIPPED or name.startswith("."):
                 continue
             if entry.is_symlink():
-                num_links += entry.is_dir() and not _stays(root, entry.path)
+                # not entry.is_dir(), which raises where links lead round
+                num_links += os.path.isdir(entry.path) and not _stays(root, entry.path)
             elif entry.is_dir(follow_symlinks=False) and depth < MAX_DEPTH:
                 below = name if folder == "." else f"{folder}/{name}"
                 waiting.append((below, depth + 1, inner))
@@ -172,4 +173,4 @@ def _marks(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[tuple[str, str]]
 
 def _stays(root: Root, link: str) -> bool:
     """What it points to is seen where it is."""
-    return Path(link).resolve().is_relative_to(root.path)
+    return Path(os.path.realpath(link)).is_relative_to(root.path)

@@ -1,0 +1,213 @@
+"""torch's elastic agent, for workers whose number may change.
+
+In: a meeting, a function for the workers. Out: they have finished; or an error that says what
+ended them. Guaranteed: after a failure everybody starts anew from the last completed step; a worker
+that fails again and again without a step between is left out, or, if it is not one worker's fault,
+ends the run; a frozen worker is found.
+"""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+
+from samepath.engine import pulse
+from samepath.engine.rendezvous import Meeting
+from samepath.engine.reports import Report, read_reports
+from samepath.errors import SamepathError
+
+FAILURES = 3
+"""So often in a row, without a completed step, may workers raise before the run ends."""
+KILLS = 10
+"""The same for workers that were killed: it says less about the run."""
+FAULTS = 2
+"""So often in a row may one worker raise before the run goes on without it."""
+EXIT_SECONDS = 30.0
+"""How long a machine whose workers have finished waits for those of the others."""
+REGROUP_SECONDS = 1.0
+"""How long those who stay wait to see who leaves."""
+STORE_VARIABLE = "SAMEPATH_STORE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """How a run bears failures."""
+
+    timeout_seconds: float
+    """A worker that gives no sign for so long counts as dead."""
+    tell: Callable[[str], None]
+
+
+class Agent(LocalElasticAgent):
+    """Starts this machine's workers, round after round."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        entrypoint: Callable[..., Any] | str,
+        arguments: tuple[Any, ...],
+        *,
+        start_method: str,
+        reports: Path,
+        shutdown_seconds: int,
+        elastic: Elastic | None = None,
+    ) -> None:
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=meeting.workers_here,
+            entrypoint=entrypoint,
+            args=arguments,
+            rdzv_handler=meeting,
+            max_restarts=0,
+            monitor_interval=0.1,
+        )
+        logs = DefaultLogsSpecs(log_dir=tempfile.mkdtemp(dir=reports))
+        super().__init__(
+            spec,
+            logs,
+            start_method=start_method,
+            shutdown_timeout=shutdown_seconds,
+            exit_barrier_timeout=EXIT_SECONDS,
+        )
+        self._meeting = meeting
+        self._elastic = elastic
+        self._reports = reports
+        self._slots = list(range(meeting.workers_here))
+        self._failures: list[tuple[bool, int | None]] = []
+        """Since the last completed step: whether it was raised, and whose it was."""
+        self._steps = 0
+        self.failure: SamepathError | None = None
+        """Why it ended, where it did not end well."""
+
+    # ---- starting
+
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        round_ = self._meeting.round
+        assert round_ is not None
+        spec.local_world_size = round_.here
+        if self._elastic is not None:
+            for report in self._reports.glob("worker-*.json"):
+                report.unlink()
+            self._regrouping = 0.0
+            self._pulses = pulse.Pulses(self._reports / "pulse", round_.here)
+        return [
+            Worker(
+                local_rank=here,
+                global_rank=round_.first + here,
+                role_rank=round_.first + here,
+                world_size=round_.num_workers,
+                role_world_size=round_.num_workers,
+            )
+            for here in range(round_.here)
+        ]
+
+    def _set_local_rank_env(
+        self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec
+    ) -> None:
+        super()._set_local_rank_env(worker_env, local_rank, spec)
+        worker_env["LOCAL_RANK"] = str(self._slots[local_rank])  # which GPU
+        worker_env["SAMEPATH_HERE"] = str(local_rank)
+        worker_env[STORE_VARIABLE] = self._meeting.workers_names
+        if self._meeting.interface is not None:
+            worker_env["GLOO_SOCKET_IFNAME"] = self._meeting.interface
+            worker_env["NCCL_SOCKET_IFNAME"] = self._meeting.interface
+        if self._elastic is not None:
+            worker_env[pulse.VARIABLE] = str(self._pulses.path)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Nothing is lost with them, so nobody waits for them."""
+        if self._elastic is None:
+            super()._stop_workers(worker_group)
+        else:
+            self._shutdown(signal.SIGKILL)
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        try:
+            result: RunResult = super()._invoke_run(role)
+            return result
+        except SignalException:
+            raise  # workers are told, and have time to save
+        except Exception:
+            self._stop_workers(self._worker_group)
+            raise
+
+    # ---- looking after them
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._elastic is not None and self._has_failed(worker_group, self._elastic):
+            return RunResult(state=WorkerState.FAILED)
+        found: RunResult = super()._monitor_workers(worker_group)
+        return found
+
+    def _has_failed(self, group: WorkerGroup, elastic: Elastic) -> bool:
+        """Somebody here has; what follows from it is decided."""
+        assert self._pcontext is not None
+        processes = self._pcontext._pc.processes  # type: ignore[attr-defined]
+        codes = {here: process.exitcode for here, process in enumerate(processes)}
+        failed = {here: code for here, code in codes.items() if code}
+        frozen = [
+            here for here in self._pulses.silent(elastic.timeout_seconds) if codes[here] is None
+        ]
+        if not failed and not frozen:
+            return False
+        first = group.workers[0].global_rank
+        reports = read_reports(self._reports)
+        if not frozen and all(first + h in reports and reports[first + h].regroup for h in failed):
+            self._regrouping = self._regrouping or time.monotonic()
+            if len(failed) < len(codes) and time.monotonic() - self._regrouping < REGROUP_SECONDS:
+                return False
+        pids = {here: processes[here].pid for here in codes}
+        self._shutdown(signal.SIGKILL)
+        found = [
+            reports.get(first + here) or Report.of_exit(first + here, code, pids[here])
+            for here, code in failed.items()
+        ] + [Report.of_frozen(first + here, elastic.timeout_seconds) for here in frozen]
+        cause = min(found, key=lambda report: (report.secondary, report.regroup, report.time))
+        self._decide(cause, cause.worker - first, elastic)
+        return True
+
+    def _decide(self, cause: Report, here: int, elastic: Elastic) -> None:
+        """Start again, with or without the one that failed; or end."""
+        if self._pulses.steps() > self._steps:
+            self._failures.clear()
+            self._steps = self._pulses.steps()
+        self._remaining_restarts = 1  # which the agent counts down by restarting
+        if cause.regroup:
+            return
+        whose = None if cause.secondary else self._slots[here]
+        self._failures.append((cause.raised, whose))
+        raised = sum(raised for raised, _ in self._failures)
+        if cause.final or raised >= FAILURES or len(self._failures) >= KILLS:
+            self._remaining_restarts = 0
+            self.failure = cause.error()
+            return
+        elastic.tell(f"{cause.words()}; going on from the last completed step")
+        again = cause.signal or self._failures[-FAULTS:] == [(True, whose)] * FAULTS
+        if whose is not None and again:
+            self._leave_out(whose, elastic)
+
+    def _leave_out(self, slot: int, elastic: Elastic) -> None:
+        """Go on without one of this machine's workers, if that leaves enough."""
+        round_ = self._meeting.round
+        assert round_ is not None
+        if len(self._slots) > 1 and round_.num_workers > self._meeting.crew.least:
+            self._slots.remove(slot)
+            self._meeting.workers_here -= 1
+            elastic.tell(f"going on without it: {len(self._slots)} left on this machine")

@@ -1,0 +1,79 @@
+"""Lines at the end of a file, on a disk that may be full or read-only for a while.
+
+In: lines, one by one. Out: the file. Guaranteed: the kernel has each line at once (the end of this
+process does not lose it), or it waits in memory until it can be had; their order is kept; never
+half of one is left behind; what is synced is on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class Lines:
+    """The end of a file of lines."""
+
+    def __init__(self, path: Path, end: int) -> None:
+        """What the file holds beyond its first `end` bytes goes."""
+        self._path = path
+        self._end = end
+        self._beyond = True
+        """There is something to cut off."""
+        self._waiting = bytearray()
+        self._unsynced = bytearray()
+        """The kernel has it; whether the disk has, it has not said."""
+        self._file: int | None = None
+
+    def add(self, line: str) -> None:
+        self._waiting += line.encode() + b"\n"
+
+    def flush(self) -> None:
+        """Hand what waits to the kernel."""
+        if self._file is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._file = os.open(self._path, flags, 0o666)
+        self._cut()
+        written = 0
+        try:
+            while written < len(self._waiting):
+                written += os.write(self._file, self._waiting[written:])
+        finally:
+            whole = self._waiting.rfind(b"\n", 0, written) + 1
+            self._unsynced += self._waiting[:whole]
+            del self._waiting[:whole]
+            self._end += whole
+            self._beyond = written > whole
+            self._cut()
+
+    def _cut(self) -> None:
+        if self._beyond:
+            assert self._file is not None
+            os.ftruncate(self._file, self._end)
+            self._beyond = False
+
+    def sync(self) -> None:
+        """Bring everything to the disk."""
+        self.flush()
+        assert self._file is not None
+        try:
+            os.fsync(self._file)
+        except OSError:  # whatever became of it, it is written once more
+            self._waiting[:0] = self._unsynced
+            self._end -= len(self._unsynced)
+            self._beyond = True
+            raise
+        finally:
+            self._unsynced.clear()
+
+    def close(self) -> bool:
+        """Close the file; False if something has not reached the disk."""
+        try:
+            self.sync()
+        except OSError:
+            return False  # whoever must have it syncs again, and hears why not
+        finally:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+        return True

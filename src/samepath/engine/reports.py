@@ -1,0 +1,132 @@
+"""What became of a worker, in its own words or in those of whoever found it.
+
+In: an exception, an exit code, silence. Out: a Report, by file from the worker to its launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from samepath.errors import (
+    CheckpointDamaged,
+    NotSaved,
+    SamepathError,
+    UserError,
+    WorkerFailed,
+    WorkerLost,
+)
+
+
+class Interrupted(SamepathError):
+    """The launcher was told to stop, and the workers with it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+        self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.number).name}"
+
+
+class Regroup(SamepathError):
+    """Everybody stopped after a step because somebody leaves; those who stay begin again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How one worker ended."""
+
+    worker: int
+    message: str
+    time: float
+    """Of the machine's monotonic clock."""
+    raised: bool = False
+    """By an exception, whose traceback there is."""
+    traceback: str = ""
+    user: bool = False
+    """It is something the person can change."""
+    ours: bool = False
+    """Its message says it all."""
+    not_saved: bool = False
+    """It came to its end, and could not write that."""
+    final: bool = False
+    """Another attempt would end the same."""
+    signal: int | None = None
+    """It stopped because it was asked to."""
+    secondary: bool = False
+    """It lost somebody else, who is the cause."""
+    regroup: bool = False
+
+    @classmethod
+    def of_error(cls, worker: int, error: BaseException) -> Report:
+        return cls(
+            worker=worker,
+            message=str(error),
+            time=time.monotonic(),
+            raised=True,
+            traceback=traceback.format_exc(),
+            user=isinstance(error, UserError),
+            ours=isinstance(error, SamepathError),
+            not_saved=isinstance(error, NotSaved),
+            final=isinstance(error, (UserError, NotSaved, CheckpointDamaged)),
+            signal=error.number if isinstance(error, Interrupted) else None,
+            secondary=isinstance(error, WorkerLost),
+            regroup=isinstance(error, Regroup),
+        )
+
+    @classmethod
+    def of_exit(cls, worker: int, code: int, process: int) -> Report:
+        how = f"ended with exit code {code}"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name} (process {process})"
+        return cls(worker=worker, message=f"worker {worker} {how}", time=time.monotonic())
+
+    @classmethod
+    def of_frozen(cls, worker: int, seconds: float) -> Report:
+        return cls(
+            worker=worker,
+            message=f"worker {worker} has given no sign of life for {seconds:.0f} s",
+            time=time.monotonic(),
+        )
+
+    def write(self, folder: Path) -> None:
+        (folder / f"worker-{self.worker}.json").write_text(json.dumps(asdict(self)))
+
+    def words(self) -> str:
+        """In one line."""
+        if not self.raised or self.secondary:
+            return self.message
+        if self.signal:
+            return f"worker {self.worker} was {Interrupted(self.signal)}"
+        if self.ours:
+            return f"worker {self.worker}: {self.message}"
+        last = self.traceback.rstrip().rpartition("\n")[2]
+        return f"worker {self.worker} raised {last}"
+
+    def error(self) -> SamepathError:
+        """As the launcher raises it."""
+        if self.signal:
+            return Interrupted(self.signal)
+        if self.user:
+            return UserError(self.message)
+        if self.raised and not self.ours:
+            return WorkerFailed(f"worker {self.worker} failed:\n{self.traceback.rstrip()}")
+        return WorkerFailed(self.message)
+
+
+def read_reports(folder: Path) -> dict[int, Report]:
+    """By worker; one that was killed while it wrote has none."""
+    found = {}
+    for path in folder.glob("worker-*.json"):
+        try:
+            report = Report(**json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            continue
+        found[report.worker] = report
+    return found

@@ -1,0 +1,112 @@
+"""One worker's whole life: join the others, train, leave.
+
+In: a Request, its Options, the run's folder (they cross a process border). Out: a RunResult.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from samepath.engine.environment import read_place
+from samepath.engine.last_step import LastStep
+from samepath.engine.loop import Run
+from samepath.engine.options import Options, recipe_of
+from samepath.engine.progress import RunResult
+from samepath.engine.reports import Interrupted, Regroup
+from samepath.engine.request import Request
+from samepath.engine.rundir import RunFolder
+from samepath.engine.server import ServerSession
+from samepath.engine.server_worker import work as work_for_server
+from samepath.engine.session import start
+from samepath.recipe import FoundRecipe
+
+
+def say(text: str) -> None:
+    """A line for whoever watches."""
+    print(f"samepath: {text}", file=sys.stderr, flush=True)
+
+
+def work(
+    request: Request, options: Options, path: Path, found: FoundRecipe | None = None
+) -> RunResult:
+    """One worker's whole life (all arguments but `found` cross a process border)."""
+    found = found or recipe_of(options)
+    if options.server and read_place(os.environ).worker != 0:
+        with stop_signals():  # the server says when to stop
+            return work_for_server(found.recipe, options)
+    session = (
+        ServerSession(options)
+        if options.server
+        else start(
+            seed=options.seed, threads=options.threads, timeout_seconds=request.timeout_seconds
+        )
+    )
+    with session, stop_signals() as asked:
+        display = None
+        if request.display is not None and session.is_first:
+            display = request.display(options, session.num_workers)
+        run = Run(
+            found.recipe,
+            options,
+            session,
+            RunFolder(path),
+            display=display,
+            stop_asked=asked,
+            checkpoint_steps=request.checkpoint_steps,
+            events=request.tensorboard,
+            keeps=_memory(RunFolder(path)) if request.elastic else None,
+            elastic=request.elastic,
+        )
+        if request.resume or request.elastic:
+            run.resume()
+        result = run.go()
+        if isinstance(session, ServerSession):
+            session.dismiss(result)
+        return result
+
+
+def _memory(folder: RunFolder) -> LastStep | None:
+    """One worker of a machine keeps the last step for all."""
+    run_id = folder.run_id()
+    if run_id is None or not read_place(os.environ).first_here:
+        return None
+    return LastStep(run_id, folder.path, say)
+
+
+def launched(request: Request, options: Options, path: Path) -> None:
+    """A worker's life under our launcher. One that was stopped must not return: torch's agent has
+    passed the signal on and listens no more, and a worker that returns waits for it to."""
+    result = work(request, options, path)
+    if result.status == "interrupted":
+        if request.elastic and result.signal is None:
+            raise Regroup("somebody leaves")
+        raise Interrupted(result.signal or signal.SIGINT)
+
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """Ctrl-C, SIGTERM and a lost terminal ask for a stop after the step; a second Ctrl-C does not
+    wait for it. Which signal asked, or 0."""
+    asked = 0
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        asked = number
+
+    before = {number: signal.signal(number, ask) for number in _STOPPING}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

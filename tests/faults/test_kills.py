@@ -1,0 +1,228 @@
+"""Workers that are killed anywhere, or raise: the run ends as the one that nothing happened to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samepath.engine.checkpoint import list_checkpoints
+from samepath.engine.last_step import MEMORY
+from samepath.engine.request import Request
+from samepath.engine.train import train
+from samepath.errors import UserError, WorkerFailed
+
+sys.path.insert(0, str(Path(__file__).parent))
+from elastic_runs import (
+    GOES_ON,
+    Steps,
+    elastic,
+    harm,
+    harmful,
+    harms_done,
+    left_behind,
+    lines,
+    meanwhile,
+    start,
+    steps_begun,
+    steps_repeated,
+    undisturbed,
+    until,
+    workers_of,
+)
+
+LIMIT_SECONDS = 150
+EPOCHS = 6
+STEPS = 5 * EPOCHS
+
+WHERE_WORKERS_MEET = ("forward", "backward", "reduction", "optimizer", "evaluation")
+ON_WORKER_0 = (
+    "metrics",
+    "checkpoint, tensors",
+    "checkpoint, text",
+    "checkpoint, renamed",
+    "keep",
+    "kept",
+    "run.json",
+)
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    folder = tmp_path_factory.mktemp("unhurt")
+    return undisturbed(folder, EPOCHS, harmful(folder, epochs=EPOCHS))
+
+
+# ---- killed by themselves, at a chosen place
+
+
+@pytest.mark.parametrize(("link", "workers"), [("auto", 2), ("network", 3)])
+def test_in_every_phase(
+    link: str,
+    workers: int,
+    unhurt: tuple[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One run, in which everybody is killed everywhere, one after another."""
+    places = [(phase, worker) for phase in WHERE_WORKERS_MEET for worker in (0, workers - 1)]
+    if link == "auto":
+        places += [(phase, 0) for phase in ON_WORKER_0]
+    harms = [harm(phase, worker, step) for step, (phase, worker) in enumerate(places)]
+    for number, phase in enumerate(["recipe", "model", "joined", "recovered"]):
+        harms += [harm(phase, number % workers), harm(phase, (number + 1) % workers, 5 + number)]
+    harms += [harm("result", 0), harm("end", workers - 1)]
+    recipe, out = harmful(tmp_path, *harms, link=link, epochs=EPOCHS), tmp_path / "run"
+    result = elastic(recipe, out, workers, checkpoint_steps=1)
+    assert harms_done(recipe) == len(harms)
+    assert (result.digest, lines(out)) == unhurt
+    assert (result.steps, result.num_workers) == (STEPS, workers)
+    restarts = capsys.readouterr().err.count(GOES_ON)
+    assert len(harms) / 2 < restarts <= len(harms)  # two may happen at once
+    assert steps_repeated(recipe) <= restarts
+    assert left_behind(out) == []
+
+
+# ---- killed from outside
+
+
+def test_several_at_once(
+    unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of three in one second, one right after a restart, then all: memory is enough."""
+    recipe, out = harmful(tmp_path, slow_seconds=0.03, epochs=EPOCHS), tmp_path / "run"
+
+    def workers() -> list[int]:
+        return workers_of(os.getpid())
+
+    def kill(*victims: int) -> None:
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+
+    def harm_them() -> None:
+        until(lambda: len(lines(out)) > 3)
+        kill(*workers()[:2])
+        until(lambda: max(steps_begun(recipe)) > 7)
+        before = workers()
+        kill(before[2])
+        until(lambda: len(set(workers()) - set(before)) == 3)
+        time.sleep(0.1)
+        kill(workers()[0])
+        until(lambda: max(steps_begun(recipe)) > 12)
+        kill(*workers())
+
+    with meanwhile(harm_them):
+        result = elastic(recipe, out, 3)
+    assert (result.digest, lines(out)) == unhurt
+    restarts = capsys.readouterr().err.count(GOES_ON)
+    assert 4 <= restarts <= 6
+    assert steps_repeated(recipe) <= restarts
+    assert [path.name for path in list_checkpoints(out / "checkpoints")] == ["step-00000030"]
+    assert left_behind(out) == []
+
+
+@pytest.fixture(scope="module")
+def launcher_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A recipe and its run, of which nobody lives; 10 steps were complete, 8 are saved."""
+    folder = tmp_path_factory.mktemp("killed")
+    recipe = harmful(folder, harm("forward", 0, 10, "linger 60"), epochs=EPOCHS)
+    out = folder / "run"
+    run = start(
+        "train", recipe, "-n", "1:4", "--here", "2", "--checkpoint-steps", "4", "--out", out
+    )
+    until(lambda: harms_done(recipe) == 1, run)
+    workers = workers_of(run.pid)
+    assert len(workers) == 2
+    run.kill()
+    until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    run.communicate()
+    for file in memory_of(out):
+        shutil.move(file, folder)
+    return recipe, out
+
+
+def memory_of(out: Path) -> list[Path]:
+    name = json.loads((out / "run.json").read_text())["id"]
+    return list(MEMORY.glob(f"samepath-*/{name}.*"))
+
+
+@pytest.mark.parametrize(("workers", "memory"), [(3, True), (1, True), (2, False)])
+def test_the_launcher_too(
+    workers: int,
+    memory: bool,
+    launcher_killed: tuple[Path, Path],
+    unhurt: tuple[str, Any],
+    tmp_path: Path,
+) -> None:
+    """With what is in memory no step is lost; without it, those since the checkpoint."""
+    recipe, before = launcher_killed
+    out = shutil.copytree(before, tmp_path / "run")
+    kept = [file for file in recipe.parent.iterdir() if file.name.count(".") == 2]
+    assert len(kept) == 1
+    if memory:
+        shutil.copy(kept[0], MEMORY / f"samepath-{os.getuid()}")
+    if workers == 1:
+        request = Request(recipe=str(recipe), num_workers=1, out=out, resume=True, display=Steps)
+        result, _ = train(request)
+        steps = Steps.taken
+    else:
+        recipe.with_name("steps.txt").unlink(missing_ok=True)
+        result = elastic(recipe, out, workers, resume=True)
+        steps = steps_begun(recipe)
+    assert (result.digest, lines(out)) == unhurt
+    assert steps == list(range(10 if memory else 8, STEPS))
+    assert left_behind(out) == []
+
+
+# ---- raising
+
+
+def test_one_that_raises_once_stays_and_again_and_again_is_left_out(
+    unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once, ever = harm("forward", 2, 3, "raise"), harm("backward", 1, 8, "raise", times=9)
+    recipe, out = harmful(tmp_path, once, ever, epochs=EPOCHS), tmp_path / "run"
+    result = elastic(recipe, out, 3)
+    assert (result.digest, lines(out)) == unhurt
+    assert result.num_workers == 2
+    assert harms_done(recipe) == 1 + 2
+    said = capsys.readouterr().err.splitlines()
+    fire = f"raised RuntimeError: the scanner is on fire; {GOES_ON}"
+    assert said == [
+        f"samepath: worker 2 {fire}",
+        f"samepath: worker 1 {fire}",
+        f"samepath: worker 1 {fire}",
+        "samepath: going on without it: 2 left on this machine",
+    ]
+    assert steps_repeated(recipe) <= 3
+
+
+@pytest.mark.parametrize("who", ["everybody", "one that cannot be spared"])
+def test_what_always_raises_ends_the_run(who: str, tmp_path: Path) -> None:
+    worker = None if who == "everybody" else 1
+    recipe = harmful(tmp_path, harm("forward", worker, 3, "raise", times=99), epochs=EPOCHS)
+    with pytest.raises(WorkerFailed) as failed:
+        elastic(recipe, tmp_path / "run", 2, least=1 if worker is None else 2)
+    assert failed.value.exit_code == 1
+    assert str(failed.value).endswith("RuntimeError: the scanner is on fire")
+    assert "killing_recipe.py" in str(failed.value)
+    assert 3 <= harms_done(recipe) <= 6
+    assert steps_begun(recipe)[-1] == 3
+    assert workers_of(os.getpid()) == []
+
+
+def test_what_a_person_can_change_ends_it_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = harmful(tmp_path, harm("forward", 1, 3, "misuse"), epochs=EPOCHS)
+    with pytest.raises(UserError, match="the scanner needs coal; add coal"):
+        elastic(recipe, tmp_path / "run", 2)
+    assert GOES_ON not in capsys.readouterr().err
+    assert workers_of(os.getpid()) == []

@@ -1,0 +1,123 @@
+"""Machines come, leave and die while a run is under way: the run goes on, on the same path.
+
+The machines are launchers on this host that see one folder; workers, meetings and what is kept in
+memory are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from braked_runs import RECIPE, Braked, Course, undisturbed
+from elastic_runs import lines
+
+from samepath.cli import main
+from samepath.engine.options import Asked
+from samepath.engine.train import Request, train
+
+LIMIT_SECONDS = 600
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    return undisturbed(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Braked]:
+    braked = Braked(tmp_path)
+    yield braked
+    braked.end()
+
+
+def test_machines_come_and_go(run: Braked, expected: Course) -> None:
+    first = run.train("-n", "1:3", "--here", "1")
+    run.await_steps()
+    second = run.join("--here", "2")
+    run.await_workers(3, first, second)
+    os.kill(second.workers()[0], signal.SIGKILL)
+    second.await_words(r"worker \d was ended by SIGKILL .*going on from the last completed step")
+    run.await_workers(3, first, second)
+
+    there = run.workers()
+    third, fourth = run.join("--here", "1"), run.join("--here", "1")
+    for spare in (third, fourth):
+        spare.await_words("waiting for a place in the run, which takes 3 workers")
+    run.await_steps()
+    assert run.workers() == there, "those who find no place disturb nobody"
+
+    second.send(signal.SIGTERM)
+    assert second.exit_code() == 143
+    assert "this machine has left the run" in second.words()
+    run.await_workers(3, first, third, fourth)
+
+    third.kill()
+    fifth = run.join("--here", "1")
+    run.await_workers(3, first, fourth, fifth)
+
+    first.kill()  # the leader
+    run.await_workers(2, fourth, fifth)
+    leader, other = (fourth, fifth) if fourth.leads() else (fifth, fourth)
+    assert not other.leads()
+    assert "the machine that led the run is gone; looking for another" in other.words()
+    run.await_steps()
+
+    leader.send(signal.SIGTERM)
+    assert leader.exit_code() == 143
+    run.await_workers(1, other)
+    run.await_steps()
+    run.let_go()
+    assert other.outcome() == expected
+    assert json.loads((run.out / "run.json").read_text())["status"] == "finished"
+    assert not (run.out / "meeting.json").exists()
+
+
+def test_too_few(run: Braked, expected: Course) -> None:
+    """A number that nobody can serve is waited for, in words."""
+    first = run.train("-n", "3:4", "--here", "1")
+    first.await_words(r"waiting for at least 3 workers \(1 there on 1 machine\(s\)\)")
+    assert not lines(run.out)
+    second = run.join("--here", "2")
+    run.await_workers(3, first, second)
+    second.kill()
+    first.await_words(r"(?s)waiting for at least 3 .*waiting for at least 3 ")
+    third = run.join("--here", "3")
+    run.await_workers(4, first, third)
+    run.let_go()
+    for machine in (first, third):
+        result = machine.result()
+        assert (result["digest"], lines(run.out)) == expected
+        assert result["num_workers"] == 4
+
+
+def test_nothing_to_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BRAKE_FOLDER", raising=False)
+    train(Request(recipe=str(RECIPE), num_workers=1, asked=Asked(steps=1), out=tmp_path / "fixed"))
+    content = json.loads((tmp_path / "fixed" / "run.json").read_text())
+    content["starts"][-1]["crew"] = [1, 4]
+    (tmp_path / "finished").mkdir()
+    (tmp_path / "finished" / "run.json").write_text(json.dumps(content))
+    for name, words in (
+        ("fixed", "has a fixed number of workers; .* is started with a range, such as -n 1:8"),
+        ("finished", r"is not under way \(finished\)"),
+        (".", r"holds no run \(there is no run.json\); check the path"),
+        ("nowhere", r"holds no run \(there is no run.json\); check the path"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["join", str(tmp_path / name)])
+        said = capfd.readouterr()
+        assert (ended.value.code, said.out) == (2, "")
+        assert len(said.err.splitlines()) == 1
+        assert re.search(words, said.err)

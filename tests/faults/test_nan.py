@@ -1,0 +1,131 @@
+"""A NaN on one worker only: others compute its grains, and the path is that of a healthy run. A NaN
+that everybody finds is a run that has diverged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samepath.engine.rundir import RunFolder
+from samepath.engine.train import Request, train
+
+LIMIT_SECONDS = 60
+RECIPE = """
+import os
+import torch
+import torch.nn.functional as F
+from torch import nn
+from samepath import Recipe
+
+FAIL, EVERYWHERE = "{FAIL}", {EVERYWHERE}
+calls = 0
+
+class Twist(torch.autograd.Function):
+    @staticmethod
+    def forward(context, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * float("nan")
+
+def loss(model, batch):
+    global calls
+    calls += model.training
+    found = F.mse_loss(model(batch[0]), batch[1])
+    first_time = model.training and calls == 4 and os.environ.get("RANK") == "{RANK}"
+    always = EVERYWHERE and model.training and bool((batch[0] == 17.0 / 96).any())
+    if FAIL == "loss" and (first_time or always):
+        return found * float("inf")
+    if FAIL == "gradient" and (first_time or always):
+        return Twist.apply(found)
+    return found
+
+def recipe():
+    data = (torch.arange(96.0).view(24, 4) / 96, torch.ones(24, 2))
+    return Recipe(
+        model=lambda: nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 2)
+        ),
+        train=data,
+        valid=data,
+        loss=loss,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        batch_size=12,
+        grain_size=2,
+        epochs=3,
+    )
+"""
+
+
+class Notes:
+    """A display that writes down what it is told (in a file: it lives in a worker)."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self, *_: object) -> Notes:
+        return self
+
+    def step(self, *_: object) -> None: ...
+
+    def epoch(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def note(self, text: str) -> None:
+        with self._file.open("a") as file:
+            file.write(text + "\n")
+
+
+def run(folder: Path, num_workers: int, **words: object) -> tuple[str, str, int, list[object], str]:
+    """Status, digest, steps, metrics without times, and what was said."""
+    folder.mkdir()
+    text = RECIPE
+    for name, value in {"FAIL": "", "RANK": "", "EVERYWHERE": False, **words}.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    (folder / "mine.py").write_text(text)
+    notes = folder / "notes"
+    notes.touch()
+    request = Request(
+        recipe=str(folder / "mine.py"),
+        num_workers=num_workers,
+        out=folder / "run",
+        display=Notes(notes),
+    )
+    result, out = train(request)
+    lines = RunFolder(out).read_metrics()
+    without_times = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    return result.status, result.digest, result.steps, list(without_times), notes.read_text()
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int, list[object], str]:
+    return run(tmp_path_factory.mktemp("nan") / "healthy", 1)
+
+
+@pytest.mark.parametrize("fail", ["loss", "gradient"])
+@pytest.mark.parametrize(("num_workers", "rank"), [(2, 1), (3, 0), (3, 2)])
+def test_on_one_worker_only(
+    fail: str,
+    num_workers: int,
+    rank: int,
+    healthy: tuple[str, str, int, list[object], str],
+    tmp_path: Path,
+) -> None:
+    found = run(tmp_path / "hurt", num_workers, FAIL=fail, RANK=rank)
+    assert found[:-1] == healthy[:-1]
+    whose = f"worker {rank}" if fail == "loss" else "some worker"  # a gradient is a sum
+    assert found[-1].startswith(f"{whose} came to numbers that are not finite at step")
+    assert found[-1].count("\n") == 1
+
+
+@pytest.mark.parametrize("fail", ["loss", "gradient"])
+def test_on_all_of_them(fail: str, tmp_path: Path) -> None:
+    alone, several = (
+        run(tmp_path / f"at-{count}", count, FAIL=fail, EVERYWHERE=True) for count in (1, 3)
+    )
+    assert alone == several
+    assert alone[0] == "diverged"
+    assert alone[-1] == ""

@@ -1,0 +1,115 @@
+"""Runs that are told to stop: all is on disk, the exit code says so, and it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samepath.engine.checkpoint import list_checkpoints
+
+sys.path.insert(0, str(Path(__file__).parent))
+from elastic_runs import (
+    GOES_ON,
+    children,
+    elastic,
+    harm,
+    harmful,
+    harms_done,
+    left_behind,
+    lines,
+    meanwhile,
+    start,
+    steps_begun,
+    steps_repeated,
+    undisturbed,
+    until,
+    workers_of,
+)
+
+LIMIT_SECONDS = 120
+EPOCHS = 4
+STEPS = 5 * EPOCHS
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    folder = tmp_path_factory.mktemp("unhurt")
+    return undisturbed(folder, EPOCHS, harmful(folder, epochs=EPOCHS))
+
+
+def all_of(process: int) -> list[int]:
+    return [process] + [other for child in children(process) for other in all_of(child)]
+
+
+def to_launcher(run: subprocess.Popen[str]) -> None:
+    """`kill`, or a scheduler that knows one process."""
+    run.send_signal(signal.SIGTERM)
+
+
+def to_all(run: subprocess.Popen[str]) -> None:
+    """Slurm: every process of the step."""
+    for process in all_of(run.pid):
+        os.kill(process, signal.SIGTERM)
+
+
+def to_group(run: subprocess.Popen[str]) -> None:
+    """A terminal's Ctrl-C."""
+    os.killpg(run.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize(("send", "code"), [(to_launcher, 143), (to_all, 143), (to_group, 130)])
+def test_it_saves_and_goes_on(
+    send: Any, code: int, unhurt: tuple[str, Any], tmp_path: Path
+) -> None:
+    pause = harm("forward", 0, 7, "linger 0.5")
+    recipe = harmful(tmp_path, pause, slow_seconds=0.02, epochs=EPOCHS)
+    out, scratch = tmp_path / "run", tmp_path / "scratch"
+    scratch.mkdir()
+    run = start(
+        "train", recipe, "-n", "1:4", "--here", "2", "--out", out, "--json",
+        start_new_session=True, TMPDIR=str(scratch),
+    )  # fmt: skip
+    until(lambda: harms_done(recipe) == 1, run)
+    send(run)
+    stdout, stderr = run.communicate(timeout=60)
+    assert run.returncode == code, stderr
+    assert stderr == ""
+    assert json.loads(stdout)["status"] == "interrupted"
+    done = json.loads(stdout)["steps"]
+    assert 8 <= done < STEPS
+    assert [path.name for path in list_checkpoints(out / "checkpoints")] == [f"step-{done:08d}"]
+    assert left_behind(out) == []
+    assert list(scratch.iterdir()) == []
+    result = elastic(recipe, out, 3, resume=True)
+    assert (result.digest, lines(out)) == unhurt
+    assert steps_begun(recipe) == list(range(STEPS))
+
+
+def test_one_worker_leaves(
+    unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, out = harmful(tmp_path, slow_seconds=0.02, epochs=EPOCHS), tmp_path / "run"
+
+    def leave() -> None:
+        until(lambda: max(steps_begun(recipe), default=0) > 3)
+        os.kill(workers_of(os.getpid())[1], signal.SIGTERM)
+
+    with meanwhile(leave):
+        result = elastic(recipe, out, 3)
+    assert (result.digest, lines(out), result.num_workers) == (*unhurt, 2)
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"samepath: worker 1 was stopped by SIGTERM; {GOES_ON}\n"
+        "samepath: going on without it: 2 left on this machine\n",
+        said,
+    )
+    assert steps_repeated(recipe) <= 1
+    assert left_behind(out) == []

@@ -1,0 +1,95 @@
+"""Who can reach a run, and what strangers can do there.
+
+What runs on one machine listens on loopback and nowhere else (several machines: test_network_cut).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from braked_runs import EPOCHS, RECIPE, Braked, listening, undisturbed
+
+from samepath.engine.rendezvous import Crew, Meeting, Seat
+from samepath.engine.sealed_store import SeatTaken, reach_store
+
+LIMIT_SECONDS = 600
+OWN_LOOP = """
+import os, sys, time
+from pathlib import Path
+import samepath
+
+folder = Path(sys.argv[1])
+with samepath.start() as session:
+    (folder / f"own-{session.worker}").touch()
+    while (folder / "brake").exists():
+        time.sleep(0.05)
+"""
+TALK = (
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    bytes(4096),
+    bytes(range(256)) * 64,
+    b"\xff" * 4096,
+    # what c10d's clients begin with; then something to set, with a name of 2^56 bytes
+    bytes.fromhex("00cef7853c01") + (1 << 56).to_bytes(8, "little"),
+    *(random.Random(number).randbytes(2000) for number in range(8)),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Braked]:
+    braked = Braked(tmp_path)
+    yield braked
+    braked.end()
+
+
+def test_one_machine_is_enough(run: Braked) -> None:
+    script = run.folder / "own_loop.py"
+    script.write_text(OWN_LOOP)
+    ranged = run.train("-n", "1:2", "--here", "2")
+    fixed = run.start(
+        "train", RECIPE, "-n", "2", "--epochs", str(EPOCHS), "--out", run.folder / "fixed",
+        SAMEPATH_LINK="network",
+    )  # fmt: skip
+    own = run.start("run", "-n", "2", script, run.folder, as_json=False)
+    run.await_workers(2, ranged)
+    run.await_workers(2, fixed)
+    run.await_((run.folder / "own-1").exists)
+    for machine in (ranged, fixed, own):
+        assert listening(machine.process.pid) == {"127.0.0.1"}
+
+    meeting = run.out / "meeting.json"
+    assert stat.S_IMODE(meeting.stat().st_mode) == 0o600
+    seat = Seat(**json.loads(meeting.read_text()))
+    with ExitStack() as stack:
+        disturb(seat, stack)
+        run.await_steps()
+        run.let_go()
+        found = ranged.outcome()  # with all those connections open
+    assert found == (expected := undisturbed(run.folder))
+    assert fixed.result()["digest"] == expected[0]
+    assert own.exit_code() == 0
+
+
+def disturb(seat: Seat, stack: ExitStack) -> None:
+    """What somebody can do who has found the port and has not read the secret."""
+    for words in TALK:
+        where = (seat.address, seat.port)
+        stranger = stack.enter_context(socket.create_connection(where, timeout=5))
+        stranger.sendall(words)
+    with pytest.raises(SeatTaken, match="is of another run"):
+        Meeting(Crew(least=1, most=2), 1, seat=replace(seat, secret="0" * 32))
+    store = reach_store(seat.address, seat.port)
+    for name in ("open", "closed", "members", "rounds", "call/1", "round/1", "ready/1/0"):
+        assert not store.check([name])
+        store.set(name, "x")  # where nobody looks

@@ -1,0 +1,164 @@
+"""The last completed step in memory: two copies in turn, checked, gone when the run is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from samepath.engine import last_step
+from samepath.engine.last_step import LastStep, forget, forget_strangers, newest
+from samepath.engine.state import State
+
+RUN = "0" * 31 + "1"
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Not the machine's."""
+    monkeypatch.setattr(last_step, "MEMORY", tmp_path)
+    return tmp_path / f"samepath-{os.getuid()}"
+
+
+def state(step: int, size: int = 3000) -> State:
+    made = torch.Generator().manual_seed(step)
+    tensors = {
+        "weight": torch.randn(size, generator=made),
+        "half": torch.randn(7, 3, generator=made).bfloat16(),
+        "channels_last": torch.randn(2, 3, 4, 4, generator=made).contiguous(
+            memory_format=torch.channels_last
+        ),
+        "count": torch.tensor(step),
+        "nothing": torch.empty(0, 5),
+    }
+    return State(tensors, {"step": step, "schedule": {"$list": [0.1] * step}})
+
+
+def keeper(tmp_path: Path) -> LastStep:
+    return LastStep(RUN, tmp_path / "run", pytest.fail)
+
+
+def check(step: int, size: int = 3000) -> None:
+    kept, expected = newest(RUN), state(step, size)
+    assert kept is not None
+    assert kept.step == step
+    assert kept.progress == {"epoch": step // 10}
+    assert kept.state.structure == expected.structure
+    assert list(kept.state.tensors) == list(expected.tensors)
+    for name, tensor in expected.tensors.items():
+        found = kept.state.tensors[name]
+        assert found.dtype == tensor.dtype
+        assert torch.equal(found, tensor)
+
+
+def keep(into: LastStep, step: int, size: int = 3000) -> None:
+    into.keep(state(step, size), {"epoch": step // 10})
+
+
+def test_what_is_kept_comes_back(tmp_path: Path, memory: Path) -> None:
+    kept = keeper(tmp_path)
+    assert newest(RUN) is None
+    for step in (1, 2, 3, 40):  # the last one's text is longer
+        keep(kept, step)
+        check(step)
+    (file,) = memory.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(memory.stat().st_mode) == 0o700
+
+
+def test_another_layout_takes_another_file(tmp_path: Path, memory: Path) -> None:
+    kept = keeper(tmp_path)
+    keep(kept, 1)
+    keep(kept, 2, size=9000)
+    check(2, size=9000)
+    assert len(list(memory.iterdir())) == 1
+
+
+@pytest.mark.parametrize("place", ["header", "text", "data"])
+def test_a_damaged_copy_is_not_used(place: str, tmp_path: Path, memory: Path) -> None:
+    kept = keeper(tmp_path)
+    keep(kept, 1)
+    keep(kept, 2)
+    (file,) = memory.iterdir()
+    content = bytearray(file.read_bytes())
+    half = len(content) // 2  # step 2 is in the second
+    content[half + {"header": 9, "text": 80, "data": half - 9000}[place]] ^= 1
+    file.write_bytes(bytes(content))
+    check(1)
+
+
+def test_a_copy_that_is_being_written_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = keeper(tmp_path)
+    keep(kept, 1)
+    keep(kept, 2)
+
+    def killed(views: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+        views[0].copy_(tensors[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "_foreach_copy_", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep(kept, 3)
+    check(2)
+
+
+def test_of_several_files_the_newest_counts_and_the_dead_ones_go(
+    tmp_path: Path, memory: Path
+) -> None:
+    keep(keeper(tmp_path), 1)
+    (file,) = memory.iterdir()
+    dead = file.rename(memory / f"{RUN}.{2**22 + 1}.1")  # above the largest number of a process
+    keep(keeper(tmp_path), 2)
+    assert not dead.exists()
+    check(2)
+
+
+def test_forgetting(tmp_path: Path, memory: Path) -> None:
+    keep(keeper(tmp_path), 1)
+    (file,) = memory.iterdir()
+    forget(RUN)
+    assert file.exists()  # whoever writes it is alive
+    dead = file.rename(memory / f"{RUN}.{2**22 + 1}.1")
+    asked: list[tuple[str, Path]] = []
+
+    def is_wanted(run: str, folder: Path) -> bool:
+        asked.append((run, folder))
+        return True
+
+    forget_strangers(is_wanted)
+    assert asked == [(RUN, tmp_path / "run")]
+    assert dead.exists()
+    forget_strangers(lambda run, folder: False)
+    assert not dead.exists()
+
+
+def test_no_room_is_said_once_and_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    told: list[str] = []
+    kept = LastStep(RUN, tmp_path, told.append)
+    keep(kept, 1)
+    keep(kept, 2)
+    assert len(told) == 1
+    assert "No space left on device" in told[0]
+    assert newest(RUN) is None
+    assert list(memory.iterdir()) == []
+
+
+def test_a_folder_of_somebody_else_is_not_used(memory: Path, tmp_path: Path) -> None:
+    memory.mkdir(mode=0o777)
+    memory.chmod(0o777)
+    told: list[str] = []
+    LastStep(RUN, tmp_path, told.append).keep(state(1), {})
+    assert len(told) == 1
+    assert "not this user's alone" in told[0]
+    assert newest(RUN) is None

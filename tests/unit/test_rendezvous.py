@@ -1,0 +1,317 @@
+"""Where machines meet: shares, rounds, places, silence, the end; and who is believed."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
+
+from samepath.engine import rendezvous, sealed_store
+from samepath.engine.environment import LOOPBACK
+from samepath.engine.rendezvous import FINISHED, Crew, Meeting, Round, Seat, share_out
+from samepath.engine.sealed_store import (
+    LeaderLost,
+    SealedStore,
+    SeatTaken,
+    open_store,
+    reach_store,
+)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
+def test_share_out(offers: list[int], most: int) -> None:
+    there = {10 - number: offer for number, offer in enumerate(offers)}
+    parts = share_out(there, most)
+    assert list(parts) == list(there)[: len(parts)], "those who came first"
+    assert len(parts) == min(most, len(there)), "as many machines as there are places for"
+    assert sum(parts.values()) == min(most, sum(offers)), "as many workers as possible"
+    assert all(1 <= part <= there[member] for member, part in parts.items())
+    short = [part < there[member] for member, part in parts.items()]
+    alone = [part == 1 for part in parts.values()]
+    assert all(all(alone[n + 1 :]) for n in range(len(parts)) if short[n]), "in order"
+
+
+# ---- meetings of several members, each in a thread of its own
+
+
+class Table:
+    """Members of one meeting."""
+
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(16)
+        self.meetings: list[Meeting] = []
+        self.told: list[str] = []
+
+    def lead(self, crew: str, workers: int = 1, **settings: Any) -> Meeting:
+        least, most = map(int, crew.split(":"))
+        return self._add(Meeting(Crew(least=least, most=most), workers, **self._with(settings)))
+
+    def join(self, workers: int = 1, seat: Seat | None = None, **settings: Any) -> Meeting:
+        leader = self.meetings[0]
+        settings["seat"] = seat or leader.seat
+        return self._add(Meeting(leader.crew, workers, **self._with(settings)))
+
+    def _with(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"wait_seconds": 20.0, "tell": self.told.append} | settings
+
+    def _add(self, meeting: Meeting) -> Meeting:
+        self.meetings.append(meeting)
+        return meeting
+
+    def sit(self, meeting: Meeting) -> Future[Round]:
+        """Take part in the next round."""
+
+        def next_round() -> Round:
+            info = meeting.next_rendezvous()
+            assert meeting.round is not None
+            assert (info.rank, info.world_size) == (meeting.round.rank, meeting.round.num_machines)
+            return meeting.round
+
+        return self.threads.submit(next_round)
+
+    def sit_all(self, *meetings: Meeting) -> list[Round]:
+        return [seated.result(20) for seated in [self.sit(meeting) for meeting in meetings]]
+
+
+def until(condition: Callable[[], Any]) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < 20, "nothing happens"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(rendezvous, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(sealed_store, "STORE_SECONDS", 2.0)
+
+
+@pytest.fixture
+def table() -> Iterator[Table]:
+    made = Table()
+    yield made
+    for meeting in reversed(made.meetings):  # the leader has the store
+        meeting.leave()
+    made.threads.shutdown()
+
+
+def agree(rounds: list[Round], parts: list[int]) -> None:
+    """Everybody has the same round, with these parts in it."""
+    assert [round_.here for round_ in rounds] == parts
+    assert [round_.rank for round_ in rounds] == list(range(len(parts)))
+    assert [round_.first for round_ in rounds] == [sum(parts[:n]) for n in range(len(parts))]
+    shared = {(round_.number, round_.num_machines, round_.num_workers) for round_ in rounds}
+    assert shared == {(rounds[0].number, len(parts), sum(parts))}
+
+
+def test_rounds(table: Table) -> None:
+    leader = table.lead("1:9", 2)
+    agree(table.sit_all(leader), [2])
+    assert leader.num_nodes_waiting() == 0
+    second = table.join(3)
+    seated = table.sit(second)
+    until(leader.num_nodes_waiting)  # which is how torch's agent finds out
+    agree([table.sit(leader).result(20), seated.result(20)], [2, 3])
+    third, fourth = table.join(1), table.join(9)
+    late = [table.sit(third), table.sit(fourth)]
+    for meeting in (leader, second):
+        until(meeting.num_nodes_waiting)
+    rounds = table.sit_all(leader, second) + [seated.result(20) for seated in late]
+    agree(rounds, [2, 3, 1, 3])
+    second.workers_here = 1  # it has lost workers
+    agree(table.sit_all(leader, second, third, fourth), [2, 1, 1, 5])
+
+
+def test_one_who_fails_calls_everybody(table: Table) -> None:
+    leader, second = table.lead("1:4", expected=2), table.join()
+    agree(table.sit_all(leader, second), [1, 1])
+    again = table.sit(second)
+    until(leader.num_nodes_waiting)
+    agree([table.sit(leader).result(20), again.result(20)], [1, 1])
+
+
+def test_those_who_leave_and_those_who_are_silent(table: Table) -> None:
+    leader, second, third = table.lead("1:4", expected=3), table.join(), table.join()
+    agree(table.sit_all(leader, second, third), [1, 1, 1])
+    second.leave()
+    began = time.monotonic()
+    until(leader.num_nodes_waiting)
+    assert time.monotonic() - began < 1.4, "who says so is not waited for"
+    agree(table.sit_all(leader, third), [1, 1])
+    assert leader.num_nodes_waiting() == 0
+    third._ended.set()  # dies: no more beats, and no word
+    until(leader.num_nodes_waiting)
+    agree(table.sit_all(leader), [1])
+
+
+def test_a_full_run_has_spares(table: Table) -> None:
+    leader, second = table.lead("1:3", 1, expected=2), table.join(2)
+    agree(table.sit_all(leader, second), [1, 2])
+    spare = table.join(2)
+    waits = table.sit(spare)
+    until(lambda: any("a place in the run, which takes 3" in text for text in table.told))
+    assert leader.num_nodes_waiting() == second.num_nodes_waiting() == 0, "nobody is disturbed"
+    second.leave()
+    until(leader.num_nodes_waiting)
+    agree([table.sit(leader).result(20), waits.result(20)], [1, 2])
+
+
+def test_too_few(table: Table) -> None:
+    leader = table.lead("3:4", wait_seconds=0.5)
+    with pytest.raises(RendezvousTimeoutError, match=r"waited 0 s for at least 3 workers \(1 the"):
+        table.sit(leader).result(20)
+    assert table.told == ["waiting for at least 3 workers (1 there on 1 machine(s))"]
+
+
+def test_the_end(table: Table) -> None:
+    leader, second = table.lead("1:2", expected=2), table.join()
+    table.sit_all(leader, second)
+    assert not second.is_closed()
+    leader.close(FINISHED)
+    assert second.is_closed()
+    with pytest.raises(RendezvousClosedError, match=FINISHED):
+        second.num_nodes_waiting()
+    with pytest.raises(RendezvousClosedError, match=FINISHED):
+        table.join().next_rendezvous()
+
+
+def test_the_leader_is_gone(table: Table) -> None:
+    """Its store is in another process, which is killed; the members find out by themselves."""
+    store, port = open_store("127.0.0.1")
+    sealed = SealedStore(store, "words")
+    sealed.set("open", True)
+    table.meetings.append(member := Meeting(
+        Crew(least=1, most=2), 1, tell=table.told.append,
+        seat=Seat(address="127.0.0.1", port=port, secret="words", machine=""),
+    ))  # fmt: skip
+    waits = table.sit(member)
+    time.sleep(0.2)
+    assert not waits.done()
+    del store, sealed
+    with pytest.raises(RendezvousConnectionError, match="the run's leader does not answer"):
+        waits.result(5)
+    with pytest.raises(SeatTaken, match=f"nobody answers at 127.0.0.1:{port}"):
+        reach_store("127.0.0.1", port)
+
+
+class Wire:
+    """Between a store and those who reach it: what it carries stops when it is cut, and nobody is
+    told, as with a network that drops everything or a leader that is frozen."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._entry = socket.create_server((LOOPBACK, 0))
+        self.port = self._entry.getsockname()[1]
+        self._ends = [self._entry]
+        self.is_cut = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                near, far = (
+                    self._entry.accept()[0],
+                    socket.create_connection((LOOPBACK, self._port)),
+                )
+                self._ends += [near, far]
+                for here, there in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(here, there), daemon=True).start()
+
+    def _carry(self, here: socket.socket, there: socket.socket) -> None:
+        with suppress(OSError):
+            while words := here.recv(4096):
+                if not self.is_cut.is_set():
+                    there.sendall(words)
+
+    def close(self) -> None:
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_a_cut_is_no_hang(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_store, "STORE_SECONDS", 0.5)
+    leader = table.lead("1:2", expected=2)
+    with closing(Wire(leader.seat.port)) as wire:
+        cut_off = table.join(seat=replace(leader.seat, port=wire.port))
+        table.sit_all(leader, cut_off)
+        assert cut_off.num_nodes_waiting() == 0
+        wire.is_cut.set()
+        began = time.monotonic()
+        with pytest.raises(LeaderLost, match=r"the run's leader does not answer \(no answer for"):
+            table.threads.submit(until, cut_off.num_nodes_waiting).result(10)
+        with pytest.raises(SeatTaken, match="nobody answers at"):
+            table.threads.submit(reach_store, LOOPBACK, wire.port, 0.5).result(10)
+        until(leader.num_nodes_waiting)
+        agree(table.sit_all(leader), [1])
+        cut_off.leave()
+        assert time.monotonic() - began < 10
+
+
+def test_clocks_that_are_set(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, second = table.lead("1:2", expected=2), table.join()
+    table.sit_all(leader, second)
+    for jump in (1e6, -2e6):
+        now = time.time() + jump
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        assert leader.num_nodes_waiting() == second.num_nodes_waiting() == 0
+        time.sleep(0.1)
+        assert leader.num_nodes_waiting() == second.num_nodes_waiting() == 0
+        agree(table.sit_all(leader, second), [1, 1])
+
+
+# ---- strangers: they reach the port, and do not have the secret
+
+
+@pytest.fixture
+def stranger(table: Table) -> TCPStore:
+    """In the store of a meeting of two."""
+    leader, second = table.lead("1:2", expected=2), table.join()
+    table.sit_all(leader, second)
+    return reach_store(leader.seat.address, leader.seat.port)
+
+
+def test_a_wrong_secret(table: Table, stranger: TCPStore) -> None:
+    seat = replace(table.meetings[0].seat, secret="guessed")
+    with pytest.raises(SeatTaken, match=f"the meeting at 127.0.0.1:{seat.port} is of another run"):
+        table.join(seat=seat)
+    names = {name.partition("/")[2] for name in stranger.list_keys()}
+    assert {"open", "round/1", "call/1"} < names
+    assert not any(stranger.check([name]) for name in names), "they have a prefix nobody guesses"
+
+
+@pytest.mark.parametrize("name", ["closed", "left/1", "call/2"])
+def test_what_strangers_write_is_refused(table: Table, stranger: TCPStore, name: str) -> None:
+    """Also by one who has read the names, which a store tells to everybody who asks."""
+    prefix = stranger.list_keys()[0].partition("/")[0]
+    for words in (b"", pickle.dumps(FINISHED), bytes(32) + b"true", b"x" * 100):
+        stranger.set(f"{prefix}/{name}", words)  # type: ignore[arg-type]
+        with pytest.raises(LeaderLost, match=rf"without the run's secret has written.*\({name}\)"):
+            table.meetings[0].num_nodes_waiting()
+
+
+def test_a_seal_is_good_for_one_name(table: Table, stranger: TCPStore) -> None:
+    prefix = stranger.list_keys()[0].partition("/")[0]
+    sealed: Any = stranger.get(f"{prefix}/open")
+    stranger.set(f"{prefix}/closed", sealed)
+    with pytest.raises(LeaderLost, match="without the run's secret"):
+        table.meetings[1].num_nodes_waiting()
