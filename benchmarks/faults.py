@@ -256,7 +256,7 @@ def compare(num_kills: int, seed: int, workers: int, folder: Path) -> dict[str, 
     out, log, said = folder / "hurt", folder / "steps.txt", folder / "said.txt"
     command: list[str | Path] = [
         SAMEPATH, "train", Path(__file__), "-n", f"1:{workers}", "--here", str(workers), "--json",
-        "--epochs", "1000000", "--timeout", str(TIMEOUT_SECONDS), "--out", out,
+        "--epochs", "5000", "--timeout", str(TIMEOUT_SECONDS), "--out", out,
         "--checkpoint-steps", str(CHECKPOINT_STEPS),
     ]  # fmt: skip
     variables = {**os.environ, "SLOW_SECONDS": "0.01", "STEP_LOG": str(log)}

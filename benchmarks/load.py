@@ -80,14 +80,14 @@ def run(
 
 
 def _found(workers: list[list[Row]], every: int) -> Row:
-    times = [seconds for line in workers[0] for seconds in line["seconds"]]
-    tenth = max(1, len(times) // 10)
-    early, late = (statistics.median(t) for t in (times[tenth : 2 * tenth], times[-tenth:]))
+    early, late = _tenths([seconds for line in workers[0] for seconds in line["seconds"]])
+    cpu_early, cpu_late = _tenths([cpu for line in workers[0] for cpu in line["cpu_seconds"]])
     ends = [(lines[1], lines[-2]) for lines in workers]  # at the last step some have left already
     return {
         "step_ms_early": 1e3 * early,
         "step_ms_late": 1e3 * late,
         "growth_of_step": late / early,
+        "growth_of_cpu": cpu_late / cpu_early,
         "anonymous_mib": max(last["anonymous_mib"] for _, last in ends),
         "mib_per_10000_steps": max(_slope(lines, every) for lines in workers),
         "descriptors": [max(end[i]["descriptors"] for end in ends) for i in (0, 1)],
@@ -97,6 +97,12 @@ def _found(workers: list[list[Row]], every: int) -> Row:
             for lines in workers
         ),
     }
+
+
+def _tenths(times: list[float]) -> tuple[float, float]:
+    """The median of the second tenth, and of the last."""
+    tenth = max(1, len(times) // 10)
+    return statistics.median(times[tenth : 2 * tenth]), statistics.median(times[-tenth:])
 
 
 def _slope(lines: list[Row], every: int) -> float:
@@ -176,13 +182,12 @@ def steps() -> list[Row]:
         "num_valid": 64,
         "every": 100,
     }
-    rows = [run("10,000 steps", n, 10_000, checkpoint_steps=1000, **load) for n in (1, 2)]
-    os.environ["SAMEPATH_LINK"] = "network"
-    try:
-        rows.append(run("10,000 steps, sockets", 2, 10_000, checkpoint_steps=1000, **load))
-    finally:
-        del os.environ["SAMEPATH_LINK"]
-    return rows
+    load["checkpoint_steps"] = 1000
+    return [
+        run("10,000 steps", 1, 10_000, **load),
+        run("10,000 steps", 2, 10_000, **load),
+        run("10,000 steps, sockets", 2, 10_000, **load, link="network"),
+    ]
 
 
 def _bare(load: Load, num_steps: int) -> Row:
@@ -203,13 +208,13 @@ def _bare(load: Load, num_steps: int) -> Row:
             share.backward()
         optimizer.step()
         times.append(time.perf_counter() - began)
-    tenth = max(1, num_steps // 10)
+    early, late = _tenths(times)
     return {
         "load": "the same, a bare loop",
         "workers": 1,
         "steps": num_steps,
-        "step_ms_early": 1e3 * statistics.median(times[tenth : 2 * tenth]),
-        "step_ms_late": 1e3 * statistics.median(times[-tenth:]),
+        "step_ms_early": 1e3 * early,
+        "step_ms_late": 1e3 * late,
         "cpu_ms_per_step": 1e3 * (time.process_time() - cpu) / num_steps,
     }
 
@@ -240,6 +245,7 @@ def show(report: dict[str, list[Row]]) -> None:
         "same bits",
         "step early, late",
         "CPU a step",
+        "late / early",
         "memory",
         "MiB / 10,000 steps",
         "descriptors",
@@ -260,6 +266,7 @@ def show(report: dict[str, list[Row]]) -> None:
                 "yes" if row["same_digest"] else "NO",
                 times,
                 cpu,
+                f"{row['growth_of_cpu']:.2f}",
                 f"{row['anonymous_mib']:.0f} MiB",
                 f"{row['mib_per_10000_steps']:.2f}" if long else "",
                 "{} to {}".format(*row["descriptors"]),

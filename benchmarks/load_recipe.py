@@ -48,6 +48,8 @@ class Load:
     num_valid: int = 0
     loader_workers: int = 0
     batch_norm: bool = True
+    link: str = "auto"
+    """How workers talk (SAMEPATH_LINK; workers of one fork server have its environment)."""
 
 
 class Watched(torch.optim.SGD):
@@ -149,6 +151,8 @@ def maker(load: Load) -> Callable[[], nn.Module]:
 
 def recipe(data: Path) -> Recipe:
     load = Load(**json.loads(data.read_text()))
+    if "RANK" in os.environ:
+        os.environ["SAMEPATH_LINK"] = load.link
     return Recipe(
         model=maker(load),
         train=mapped(load) if load.file else made_up(load.num_examples, load.width),

@@ -122,7 +122,7 @@ def recovery(num_workers: int, num_kills: int, folder: Path) -> dict[str, list[f
     logs = {"samepath": folder / "ours.txt", "torchrun": folder / "steps.txt"}
     ours = [
         faults.SAMEPATH, "train", HERE / "faults.py", "-n", f"1:{num_workers}",
-        "--here", str(num_workers), "--epochs", "1000000", "--out", folder / "run",
+        "--here", str(num_workers), "--epochs", "5000", "--out", folder / "run",
     ]  # fmt: skip
     grains = -(-8 // num_workers)  # the slowest worker's, of eight
     theirs = [

@@ -42,7 +42,8 @@ class Recipe:
     model: Callable[[], nn.Module]
     """Makes the model. Called after every generator has been set from the seed."""
     train: Data
-    """Training data: a tensor, a tuple of tensors, or a map-style Dataset."""
+    """Training data: a tensor or numpy array (a memory-mapped one too), a tuple of them, or a
+    map-style Dataset."""
     valid: Data | None = None
     """Validation data, of the same kinds."""
     loss: Callable[[nn.Module, Any], Tensor]
@@ -77,7 +78,8 @@ class Recipe:
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of a Dataset's items, when torch's default does not."""
     loader_workers: int = 0
-    """Loader processes per worker, for Datasets. The bits do not depend on it."""
+    """Loader processes per worker, for Datasets and memory-mapped arrays. The bits do not depend on
+    it."""
     train_facts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """What else is known of the training examples: by name, one value for each (malignancy,
     patient). Training does not see it; `samepath show` and `generate` do."""

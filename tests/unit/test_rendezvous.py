@@ -260,7 +260,7 @@ def test_a_cut_is_no_hang(table: Table, monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(LeaderLost, match=r"the run's leader does not answer \(no answer for"):
             table.threads.submit(until, cut_off.num_nodes_waiting).result(10)
         with pytest.raises(SeatTaken, match="nobody answers at"):
-            table.threads.submit(reach_store, LOOPBACK, wire.port, 0.5).result(10)
+            table.threads.submit(reach_store, LOOPBACK, wire.port).result(10)
         until(leader.num_nodes_waiting)
         agree(table.sit_all(leader), [1])
         cut_off.leave()

@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+MOST_UNSYNCED = 1 << 20
+"""Bytes that are kept in case the disk does not have them."""
+
 
 class Lines:
     """The end of a file of lines."""
@@ -45,6 +48,8 @@ class Lines:
             self._end += whole
             self._beyond = written > whole
             self._cut()
+        if len(self._unsynced) > MOST_UNSYNCED:
+            self.sync()
 
     def _cut(self) -> None:
         if self._beyond:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -106,7 +107,7 @@ class Run:
         self.trainer = make_trainer(recipe, options, session)
         self.trainer.doubt = self.display.note
         self.progress = Progress()
-        self._step_seconds: list[float] = []
+        self._step_seconds = array("d")
         self._examples = 0
         self._saved_step = -1
 

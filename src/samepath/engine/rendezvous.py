@@ -157,7 +157,8 @@ class Meeting(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round; waits until there is one."""
         called = self._store.add("rounds", 0) + 1
-        self._store.set(f"call/{called}", True)
+        if self.leads or self.round is not None:  # a newcomer asks; the leader knows if it is full
+            self._store.set(f"call/{called}", True)
         patience = Patience(self._wait, self._tell)
         while True:
             self._store.set(f"ready/{called}/{self._member}", self.workers_here)
@@ -166,8 +167,8 @@ class Meeting(RendezvousHandler):
             if round_ is not None:
                 break
             called += 1  # it was announced just before we came, or is full
-            while not self._store.has(f"call/{called}"):
-                self._pause(patience, f"a place: the run takes {self.crew.most} workers")
+            while self._store.get(f"call/{called}") is None:
+                self._pause(patience, f"a place in the run, which takes {self.crew.most} workers")
         self.round = round_
         return RendezvousInfo(
             self._store.part(f"agents/{round_.number}"),
@@ -183,7 +184,7 @@ class Meeting(RendezvousHandler):
         called = f"call/{self.round.number + 1}"
         if self.leads and self._changed():
             self._store.set(called, True)
-        return int(self._store.has(called))
+        return int(self._store.get(called) is not None)
 
     def is_closed(self) -> bool:
         return self._store.get("closed") is not None
@@ -217,7 +218,7 @@ class Meeting(RendezvousHandler):
         """Those who are there: neither left nor silent."""
         now, there = time.monotonic(), []
         for member in range(self._store.add("members", 0)):
-            if self._store.has(f"left/{member}"):
+            if self._store.get(f"left/{member}") is not None:
                 continue
             beats = self._store.add(f"beat/{member}", 0)
             last, since = self._seen.get(member, (-1, now))
@@ -267,7 +268,8 @@ class Meeting(RendezvousHandler):
             announced = self._store.get(f"round/{called}")
             if announced is not None:
                 return {int(member): int(workers) for member, workers in announced}
-            self._pause(patience, "the next round")
+            newcomer = f"a place in the run, which takes {self.crew.most} workers"
+            self._pause(patience, "the next round" if self.round is not None else newcomer)
 
     def _place_in(self, called: int, parts: dict[int, int]) -> Round | None:
         members = list(parts)

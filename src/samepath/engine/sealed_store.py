@@ -12,8 +12,11 @@ import hashlib
 import hmac
 import json
 import socket
+import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from queue import Empty, Queue, SimpleQueue
 from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -57,19 +60,29 @@ def open_store(address: str) -> tuple[TCPStore, int]:
     return store, port
 
 
-def reach_store(address: str, port: int, seconds: float = STORE_SECONDS) -> TCPStore:
+def reach_store(address: str, port: int) -> TCPStore:
     """The store of somebody else; SeatTaken if nobody answers there."""
+    made: Queue[TCPStore | Exception] = Queue(1)
+
+    def reach() -> None:
+        limit = timedelta(seconds=STORE_SECONDS)
+        try:
+            socket.create_connection((address, port), timeout=STORE_SECONDS).close()
+            made.put(
+                TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+            )
+        except (OSError, RuntimeError) as error:
+            made.put(error)
+
+    threading.Thread(target=reach, daemon=True).start()
     try:
-        socket.create_connection((address, port), timeout=seconds).close()
-        return TCPStore(
-            address,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=STORE_SECONDS),
-        )
-    except (OSError, RuntimeError) as error:
-        raise SeatTaken(f"nobody answers at {address}:{port} ({error})") from None
+        store = made.get(timeout=2 * STORE_SECONDS)
+    except Empty:  # what is there takes connections, and says nothing
+        store = TimeoutError("it says nothing")
+    if isinstance(store, Exception):
+        reason = str(store).partition("\n")[0]
+        raise SeatTaken(f"nobody answers at {address}:{port} ({reason})")
+    return store
 
 
 class SealedStore:
@@ -80,6 +93,11 @@ class SealedStore:
         self._key = hashlib.sha256(f"seal {secret}".encode()).digest()
         self._opened = store  # a leader's ends with it
         self._store = PrefixStore(self.prefix, store)
+        self._silent = ""
+        self._questions: SimpleQueue[Any] = SimpleQueue()
+        thread = threading.Thread(target=_answer, args=(self._questions,), daemon=True)
+        thread.start()
+        weakref.finalize(self, self._questions.put, None)
 
     def part(self, name: str) -> PrefixStore:
         """A part of the store, for torch."""
@@ -88,16 +106,13 @@ class SealedStore:
     def add(self, name: str, more: int) -> int:
         return int(self._ask(self._store.add, name, more))
 
-    def has(self, name: str) -> bool:
-        return bool(self._ask(self._store.check, [name]))
-
     def set(self, name: str, value: Any) -> None:
         text = json.dumps(value).encode()
         self._ask(self._store.set, name, self._seal(name, text) + text)
 
     def get(self, name: str) -> Any:
         """A value, None while there is none."""
-        if not self.has(name):
+        if not self._ask(self._store.check, [name]):
             return None
         sealed: bytes = self._ask(self._store.get, name)
         seal, text = sealed[:32], sealed[32:]
@@ -109,8 +124,28 @@ class SealedStore:
         return hmac.digest(self._key, name.encode() + b"\0" + text, "sha256")
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        if self._silent:
+            raise LeaderLost(self._silent)
+        answer: Queue[tuple[bool, Any]] = Queue(1)
+        self._questions.put((question, arguments, answer))
         try:
-            return question(*arguments)
+            told, value = answer.get(timeout=STORE_SECONDS)
+        except Empty:  # a network that is cut says nothing, and TCPStore would wait for ever
+            self._silent = f"the run's leader does not answer (no answer for {STORE_SECONDS:.0f} s)"
+            raise LeaderLost(self._silent) from None
+        if not told:
+            reason = str(value).partition("\n")[0]
+            raise LeaderLost(f"the run's leader does not answer ({reason})")
+        return value
+
+
+def _answer(questions: SimpleQueue[Any]) -> None:
+    """In a thread of its own, which may be left waiting. It holds on to nothing: a store ends with
+    the last who does."""
+    while (asked := questions.get()) is not None:
+        question, arguments, answer = asked
+        try:
+            answer.put((True, question(*arguments)))
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise LeaderLost(f"the run's leader does not answer ({reason})") from None
+            answer.put((False, error))
+        del asked, question, answer

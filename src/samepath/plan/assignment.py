@@ -17,7 +17,7 @@ BALANCE_SLACK = 1.05
 """A worker may take this much longer than ideal if that aligns its run with the tree."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def assign(num_grains: int, num_workers: int, costs: tuple[int, ...] = ()) -> tuple[range, ...]:
     """Contiguous runs of grains, one per worker; empty ones last when workers outnumber grains.
 

@@ -10,6 +10,7 @@ differ by at most one example.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ class Division:
         """Grains of the worker that has most."""
         return max(len(run) for run in self.reduction.runs)
 
-    @property
+    @cached_property
     def num_grains(self) -> int:
         """Of all workers."""
         return sum(len(run) for run in self.reduction.runs)

@@ -55,7 +55,7 @@ class Reduction:
     """The rest of the tree: add sum b into sum a, numbered over all workers in order."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def reduction(num_grains: int, num_workers: int, costs: tuple[int, ...] = ()) -> Reduction:
     """The reduction of `num_grains` grains assigned to `num_workers` workers."""
     return reduction_of(assign(num_grains, num_workers, costs))
