@@ -278,7 +278,7 @@ def compare(num_kills: int, seed: int, workers: int, folder: Path) -> dict[str, 
     each = repeated(log)
     return found | {
         "steps": steps,
-        "starts anew": len(each),
+        "starts anew": len({process for _, process, _ in read_log(log)}) - 1,
         "steps repeated": {"in all": sum(each), "at most after one kill": max(each, default=0)},
         "digest": ends["digest"],
         "digest equal": ends["digest"] == unhurt["digest"],

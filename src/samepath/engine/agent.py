@@ -8,6 +8,7 @@ ends the run; a frozen worker is found.
 
 from __future__ import annotations
 
+import multiprocessing.util
 import signal
 import tempfile
 import time
@@ -131,6 +132,19 @@ class Agent(LocalElasticAgent):
         if self._elastic is not None:
             worker_env[pulse.VARIABLE] = str(self._pulses.path)
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        multiprocessing.util.get_temp_dir()  # made where it was to be: the fork server's
+        before, tempfile.tempdir = tempfile.tempdir, str(self._reports)
+        try:
+            # torch leaves a worker's pickled exception in the temporary folder: here, in one that
+            # is ours alone, and goes
+            started: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            tempfile.tempdir = before
+        if self._elastic is not None:
+            self._pulses.begin()  # the fork server may have had torch to import
+        return started
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Nothing is lost with them, so nobody waits for them."""
         if self._elastic is None:
@@ -151,16 +165,28 @@ class Agent(LocalElasticAgent):
     # ---- looking after them
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        if self._elastic is not None and self._has_failed(worker_group, self._elastic):
+        if self._elastic is None:
+            found: RunResult = super()._monitor_workers(worker_group)
+            return found
+        # never torch's own look: who dies between ours and that would end the run
+        if self._has_failed(worker_group, self._elastic):
             return RunResult(state=WorkerState.FAILED)
-        found: RunResult = super()._monitor_workers(worker_group)
-        return found
+        if set(self._codes().values()) == {0}:
+            everybody = {worker.global_rank: None for worker in worker_group.workers}
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=everybody)
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _codes(self) -> dict[int, int | None]:
+        """Exit codes of this machine's workers."""
+        assert self._pcontext is not None
+        processes = self._pcontext._pc.processes  # type: ignore[attr-defined]
+        return {here: process.exitcode for here, process in enumerate(processes)}
 
     def _has_failed(self, group: WorkerGroup, elastic: Elastic) -> bool:
         """Somebody here has; what follows from it is decided."""
         assert self._pcontext is not None
         processes = self._pcontext._pc.processes  # type: ignore[attr-defined]
-        codes = {here: process.exitcode for here, process in enumerate(processes)}
+        codes = self._codes()
         failed = {here: code for here, code in codes.items() if code}
         frozen = [
             here for here in self._pulses.silent(elastic.timeout_seconds) if codes[here] is None
@@ -192,7 +218,8 @@ class Agent(LocalElasticAgent):
         if cause.regroup:
             return
         whose = None if cause.secondary else self._slots[here]
-        self._failures.append((cause.raised, whose))
+        raised_it = cause.raised and not cause.secondary  # to lose another says nothing of the run
+        self._failures.append((raised_it, whose))
         raised = sum(raised for raised, _ in self._failures)
         if cause.final or raised >= FAILURES or len(self._failures) >= KILLS:
             self._remaining_restarts = 0

@@ -124,6 +124,11 @@ class LastStep:
                 if file != self._file and (_owner(file) == os.getpid() or not _lives(file)):
                     file.unlink(missing_ok=True)
 
+    def close(self) -> None:
+        """All of it is on disk."""
+        if self._layout is not None:
+            self._file.unlink(missing_ok=True)
+
     def _make(self, layout: Layout, text: bytes) -> None:
         """Two empty copies in a file of their own."""
         self._begin = _up(_TEXT + 2 * len(text), _PAGE)

@@ -79,8 +79,8 @@ def run_agent(
         # Forked from a server that has imported torch once and started no thread
         start_method = "forkserver"
         multiprocessing.get_context("forkserver").set_forkserver_preload(
-            # use_deterministic_algorithms needs the second
-            ["samepath.engine.work", "torch._inductor.config"]
+            # use_deterministic_algorithms needs the last
+            ["samepath.engine.forked", "samepath.engine.work", "torch._inductor.config"]
         )
         _make_room_for_sockets()
         arguments = (entrypoint, tuple(arguments), str(reports), elastic is not None)
@@ -161,6 +161,12 @@ def _reporting(
         if report.secondary and not elastic:
             time.sleep(CAUSE_SECONDS)
         raise
+    if elastic:
+        # torch would have it wait for an Event, and its launcher, which sets it, wait for everybody
+        # to wake: forever, if one of them is frozen by then
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+        multiprocessing.util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(0)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -35,6 +35,10 @@ class Pulses:
         self.path = path
         path.write_bytes(bytes(64 * num_workers))  # a cache line each
         self._board = _map(path)
+        self.begin()
+
+    def begin(self) -> None:
+        """From now on signs are expected."""
         self._board[:, _TIME] = time.monotonic()
 
     def silent(self, seconds: float) -> list[int]:

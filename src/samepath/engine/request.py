@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from samepath.engine.course import Course
-from samepath.engine.elastic import Machine
+from samepath.engine.elastic import MEETING, Machine
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
 from samepath.engine.progress import Display
 from samepath.engine.rendezvous import Crew
@@ -157,6 +157,7 @@ def prepare(
         folder.write(
             options, list(request.command), earlier, workers, **_for_others(request, asked)
         )
+        (folder.path / MEETING).unlink(missing_ok=True)  # of a leader that was killed
     number = asked if isinstance(asked, Crew) else workers
     return replace(request, num_workers=number), options, folder
 

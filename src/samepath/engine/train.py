@@ -47,12 +47,23 @@ def train(request: Request) -> tuple[RunResult, Path]:
     request, options, folder = prepare(request, found, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
         if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
-            return work(request, options, folder.path, found), folder.path
+            result = work(request, options, folder.path, found)
+            _forget(folder)
+            return result, folder.path
         assert isinstance(request.num_workers, int)
         processes = request.num_workers + options.server
-        return _result(
+        result = _result(
             folder, lambda: launch(launched, (request, options, folder.path), processes)
-        ), folder.path
+        )
+        _forget(folder)
+        return result, folder.path
+
+
+def _forget(folder: RunFolder) -> None:
+    """What was kept in memory: it is all on disk."""
+    run_id = folder.run_id()
+    if run_id is not None:
+        forget(run_id)
 
 
 @contextmanager
@@ -159,7 +170,6 @@ def _take_part(
 ) -> RunResult:
     crew = request.num_workers
     assert isinstance(crew, Crew)
-    run_id = folder.run_id()
     result = _result(
         folder,
         lambda: take_part(
@@ -171,8 +181,7 @@ def _take_part(
             Elastic(timeout_seconds=request.timeout_seconds, tell=say),
         ),
     )
-    if run_id is not None:
-        forget(run_id)  # it is all on disk
+    _forget(folder)
     return result
 
 

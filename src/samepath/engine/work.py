@@ -51,6 +51,7 @@ def work(
         display = None
         if request.display is not None and session.is_first:
             display = request.display(options, session.num_workers)
+        keeps = _memory(RunFolder(path)) if request.elastic else None
         run = Run(
             found.recipe,
             options,
@@ -60,12 +61,14 @@ def work(
             stop_asked=asked,
             checkpoint_steps=request.checkpoint_steps,
             events=request.tensorboard,
-            keeps=_memory(RunFolder(path)) if request.elastic else None,
+            keeps=keeps,
             elastic=request.elastic,
         )
         if request.resume or request.elastic:
             run.resume()
         result = run.go()
+        if keeps is not None:
+            keeps.close()  # torchrun leaves nobody to do it later
         if isinstance(session, ServerSession):
             session.dismiss(result)
         return result
