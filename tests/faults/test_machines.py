@@ -19,7 +19,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from braked_runs import RECIPE, Braked, Course, undisturbed
-from elastic_runs import lines
 
 from samepath.cli import main
 from samepath.engine.options import Asked

@@ -27,7 +27,7 @@ def join(run: Path, here: int | None, interface: str | None, as_json: bool) -> i
       samepath join /shared/runs/a --interface eth0       on another machine
     """
     from samepath.cli.display import LiveDisplay
-    from samepath.cli.train import summarize
+    from samepath.cli.train import exit_code, summarize
     from samepath.engine.train import join as join_run
 
     with stdout_kept_for_json(as_json):
@@ -36,4 +36,4 @@ def join(run: Path, here: int | None, interface: str | None, as_json: bool) -> i
         print_json({**asdict(result), "run": str(folder)})
     else:
         summarize("RECIPE", folder, asdict(result))
-    return 0
+    return exit_code(asdict(result))

@@ -172,9 +172,14 @@ def train(
             print_json({**asdict(result), "run": str(folder)})
         else:
             summarize(recipe, folder, asdict(result))
-    if result.status == "interrupted":
-        return 128 + (result.signal or signal.SIGINT)
-    return 3 if result.status == "diverged" else 0
+    return exit_code(asdict(result))
+
+
+def exit_code(result: dict[str, Any]) -> int:
+    """Of a run that has ended, or was stopped."""
+    if result["status"] == "interrupted":
+        return 128 + int(result["signal"] or signal.SIGINT)
+    return 3 if result["status"] == "diverged" else 0
 
 
 def summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ which then have `SHUTDOWN_SECONDS` to save.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -104,6 +105,13 @@ def run_agent(
             meeting.close(FINISHED if failure is None else str(failure))
         if failure is not None:
             raise failure
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES):
+            raise
+        raise WorkerFailed(
+            f"workers cannot be started ({error.strerror}: /dev/shm or the temporary folder takes "
+            "nothing more); free space there, then continue with --resume"
+        ) from None
     except SignalException as error:
         failed = [report for report in read_reports(reports).values() if report.not_saved]
         raise failed[0].error() if failed else Interrupted(int(error.sigval)) from None
@@ -149,6 +157,7 @@ def _reporting(
     """Run in a worker: what it raises is left where the launcher finds it."""
     os.setpgid(0, 0)  # Ctrl-C reaches the launcher alone, which passes it on: once
     die_with_parent()
+    _die_with_launcher()
     _let_go_of_server()  # only now: it must not end before its end reaches this one
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # until there is something to save
@@ -181,6 +190,19 @@ def _let_go_of_server() -> None:
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
+
+
+def _die_with_launcher() -> None:
+    """The fork server, whose death ends this process, takes a second or two to die when the
+    launcher is killed: long enough for somebody else to lead the run, and for two to write it."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+
+    def watch() -> None:
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="samepath-launcher", daemon=True).start()
 
 
 def die_with_parent() -> None:

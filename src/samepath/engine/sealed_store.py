@@ -1,9 +1,9 @@
 """A store that believes only those who have the run's secret.
 
 In: c10d's TCPStore, a secret. Out: values by name. Guaranteed: it listens on one address and no
-other; names cannot be guessed; a value whose seal (HMAC-SHA256 over its name and text) is not right
-is refused, and values are JSON: nothing is unpickled. What is said is not hidden from whoever can
-read the network.
+other; a value whose seal (HMAC-SHA256 over its name and text) is not right is refused, and values
+are JSON: nothing is unpickled. What is said is not hidden, and counts (`add`) have no seal: whoever
+reaches the port can disturb a run.
 """
 
 from __future__ import annotations

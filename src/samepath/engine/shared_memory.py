@@ -50,11 +50,7 @@ class SharedMemory(Collective):
         self._network = network
         self._timeout = timeout_seconds
         # Where workers share cores, those that wait must leave them to those that work
-        self._crowd = (
-            max(1.0, self.num_workers / len(os.sched_getaffinity(0)))
-            if not os.environ.get("OLD")
-            else 1.0
-        )
+        self._crowd = max(1.0, self.num_workers / (os.cpu_count() or 1))
         pids = network.gather(np.frombuffer(np.int64(os.getpid()).tobytes(), np.uint8).copy())
         self._pids = [int(pid.view(np.int64)[0]) for pid in pids]
         turns_bytes = TURN_BYTES * self.num_workers

@@ -117,7 +117,8 @@ def join(
             f"the run in {path} has a fixed number of workers; one that takes in others is started "
             "with a range, such as -n 1:8"
         )
-    if content["status"] != "running":
+    if content["status"] != "running" and folder.try_lock():  # else they only regroup
+        folder.unlock()
         raise UserError(f"the run in {path} is not under way ({content['status']})")
     found = find_recipe(config["recipe"], config.get("data"), config.get("keep"))
     least, most = start_["crew"]
@@ -130,6 +131,7 @@ def join(
         tensorboard=(path / FOLDER).is_dir(),
         timeout_seconds=start_.get("timeout_seconds", TIMEOUT_SECONDS),
         display=display,
+        elastic=True,
     )
     try:
         return _take_part(request, resolve(found, Asked(), config), folder, machine), path

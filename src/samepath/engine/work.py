@@ -67,8 +67,11 @@ def work(
         if request.resume or request.elastic:
             run.resume()
         result = run.go()
-        if keeps is not None:
-            keeps.close()  # torchrun leaves nobody to do it later
+        if request.elastic and not read_place(os.environ).store_prefix:
+            # torchrun leaves nobody to do it later; not before worker 0 has written everything
+            session.collective.agree(True)
+            if keeps is not None:
+                keeps.close()
         if isinstance(session, ServerSession):
             session.dismiss(result)
         return result
