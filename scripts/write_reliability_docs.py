@@ -87,8 +87,8 @@ def load() -> str:
         "descriptors |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for rows in results("load").values():
-        for row in rows if isinstance(rows, list) else ():
+    for rows in results("load")["parts"].values():
+        for row in rows:
             if "digest" in row:
                 flat = f", {row['mib_per_10000_steps']:+.1f} per 10,000 steps"
                 table.append(
