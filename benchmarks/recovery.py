@@ -160,7 +160,8 @@ def keep_or_not(out: str) -> None:
     options = resolve(found, Asked(steps=BLOCK * BLOCKS + 1, epochs=1000))
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with start(seed=options.seed, threads=options.threads) as session:
-        kept = LastStep(NODULES_RUN, Path(out), print) if session.is_first else None
+        shares = {"part": session.worker, "parts": session.num_workers}
+        kept = LastStep(NODULES_RUN, Path(out), print, **shares)
         before = time.perf_counter()
 
         def after_step(trainer: Trainer) -> None:

@@ -34,7 +34,7 @@ def test_alone() -> None:
 def test_torchrun() -> None:
     assert read_place(TORCHRUN) == Place(
         worker=3, num_workers=4, local_worker=1, address="node7", port=29501,
-        launcher="torchrun", one_machine=False, first_here=False,
+        launcher="torchrun", one_machine=False, here=1, num_here=2,
     )  # fmt: skip
     assert read_place(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}).one_machine
 
@@ -51,20 +51,12 @@ def test_samepaths_own_launcher() -> None:
     assert loopback.one_machine, "several launchers of one machine, which sees its loopback alone"
 
 
-def test_the_first_worker_of_a_machine() -> None:
-    """One on every machine, under every launcher: it keeps the last step for all of them there."""
-    assert Place().first_here
-    assert not read_place(TORCHRUN).first_here
-    assert read_place(TORCHRUN | {"LOCAL_RANK": "0"}).first_here
+def test_the_workers_of_a_machine() -> None:
+    """They share the keeping of the last step."""
+    assert (Place().here, Place().num_here) == (0, 1)
     # a launcher that goes on without its worker 0 leaves out that number, which is its GPU's
-    left_out = {"LOCAL_RANK": "1", "SAMEPATH_HERE": "0"}
-    assert read_place(TORCHRUN | left_out).first_here
-    assert read_place(TORCHRUN | left_out).local_worker == 1
-    assert not read_place(OPEN_MPI).first_here
-    assert read_place(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}).first_here
-    one = SRUN | {"MASTER_ADDR": "gpu03"}
-    assert not read_place(one).first_here
-    assert read_place(one | {"SLURM_LOCALID": "0"}).first_here
+    left_out = read_place(TORCHRUN | {"LOCAL_RANK": "1", "SAMEPATH_HERE": "0"})
+    assert (left_out.here, left_out.num_here, left_out.local_worker) == (0, 2, 1)
 
 
 def test_half_of_torchruns_variables() -> None:

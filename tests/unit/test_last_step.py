@@ -74,7 +74,30 @@ def test_another_layout_takes_another_file(tmp_path: Path, memory: Path) -> None
     keep(kept, 1)
     keep(kept, 2, size=9000)
     check(2, size=9000)
+    assert len(list(memory.iterdir())) == 2  # the other workers need not be so far
+    keep(kept, 3, size=9000)
+    check(3, size=9000)
     assert len(list(memory.iterdir())) == 1
+
+
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_the_workers_of_a_machine_share_it(parts: int, tmp_path: Path, memory: Path) -> None:
+    workers = [
+        LastStep(RUN, tmp_path / "run", pytest.fail, part=part, parts=parts)
+        for part in range(parts)
+    ]
+    for step in (1, 2, 3):
+        for worker in workers[:-1]:
+            keep(worker, step)
+            if step > 1:
+                check(step - 1)  # as long as one has not kept it, it is not complete
+            else:
+                assert newest(RUN) is None
+        keep(workers[-1], step)
+        check(step)
+    sizes = [file.stat().st_size for file in memory.iterdir()]
+    assert len(sizes) == parts
+    assert max(sizes) < 2 * (12000 / parts + 3 * 4096 + 4096)
 
 
 @pytest.mark.parametrize("place", ["header", "text", "data"])
@@ -113,9 +136,13 @@ def test_of_several_files_the_newest_counts_and_the_dead_ones_go(
     keep(keeper(tmp_path), 1)
     (file,) = memory.iterdir()
     dead = file.rename(memory / f"{RUN}.{2**22 + 1}.1")  # above the largest number of a process
-    keep(keeper(tmp_path), 2)
-    assert not dead.exists()
+    after = keeper(tmp_path)
+    keep(after, 2)
     check(2)
+    assert dead.exists()
+    keep(after, 3)
+    assert not dead.exists()
+    check(3)
 
 
 def test_forgetting(tmp_path: Path, memory: Path) -> None:

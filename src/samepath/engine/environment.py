@@ -32,8 +32,10 @@ class Place:
     launcher: str = "alone"
     one_machine: bool = True
     """All workers are known to be on this machine."""
-    first_here: bool = True
-    """The first of this machine's workers."""
+    here: int = 0
+    """Number among this launcher's workers on this machine,"""
+    num_here: int = 1
+    """which are so many."""
     store_prefix: str = ""
     """What this round's names begin with in the store of samepath's own launcher."""
     agent_has_store: bool = False
@@ -68,7 +70,8 @@ def _torchrun(variables: Mapping[str, str]) -> Place:
         launcher="torchrun",
         one_machine=variables.get("LOCAL_WORLD_SIZE") == str(num_workers)
         or variables.get("MASTER_ADDR", LOOPBACK).startswith("127."),
-        first_here=variables.get("SAMEPATH_HERE", variables.get("LOCAL_RANK", "0")) == "0",
+        here=int(variables.get("SAMEPATH_HERE") or variables.get("LOCAL_RANK", "0")),
+        num_here=int(variables.get("LOCAL_WORLD_SIZE", "1")),
         store_prefix=variables.get("SAMEPATH_STORE", ""),
         agent_has_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
@@ -91,7 +94,6 @@ def _open_mpi(variables: Mapping[str, str]) -> Place:
         port=_port(variables, "mpirun", job),
         launcher="mpirun",
         one_machine=one_machine,
-        first_here=variables["OMPI_COMM_WORLD_LOCAL_RANK"] == "0",
     )
 
 
@@ -110,7 +112,6 @@ def _slurm(variables: Mapping[str, str]) -> Place:
         port=_port(variables, "srun", variables["SLURM_JOB_ID"], variables["SLURM_STEP_ID"]),
         launcher="srun",
         one_machine=one_machine,
-        first_here=variables.get("SLURM_LOCALID", "0") == "0",
     )
 
 

@@ -4,9 +4,9 @@ In: a trainer's state after every step. Out, after a failure: the newest step th
 Guaranteed: two copies are written in turn, so that whoever is killed while writing leaves the one
 before; a copy that does not match its checksum is never used; nobody but this user can read it.
 
-The memory is a file in /dev/shm, one for each machine's part of a run. It goes when the run has
-finished; a run that was killed leaves it for `--resume`, and the next run on this machine removes
-what belongs to no run any more.
+The memory is files in /dev/shm, one for each worker: those of a machine share the copying. They go
+when the run has finished; a run that was killed leaves them for `--resume`, and the next run on
+this machine removes what belongs to no run any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,8 @@ _TEXT = 64
 _PAGE = 4096
 
 Layout: TypeAlias = list[tuple[str, torch.dtype, torch.Size]]
+Piece: TypeAlias = tuple[str, torch.dtype, torch.Size, int, int]
+"""A stretch of a tensor's values: from, to."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,45 @@ def _up(num_bytes: int, unit: int) -> int:
     return -(-num_bytes // unit) * unit
 
 
-def _num_bytes(layout: Layout) -> int:
-    return _up(sum(_up(s.numel() * d.itemsize, _TEXT) for _, d, s in layout), _PAGE)
+def _pieces(tensors: Mapping[str, Tensor], part: int, parts: int) -> list[Piece]:
+    """One of so many equal parts of a state, the same cuts whoever makes them."""
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    low, high = total * part // parts, total * (part + 1) // parts
+    found, offset = [], 0
+    for name, tensor in tensors.items():
+        size, number = tensor.itemsize, tensor.numel()
+        begin, end = (min(max(-(-(cut - offset) // size), 0), number) for cut in (low, high))
+        if not number or not tensor.is_contiguous():  # not to be cut
+            mine = low <= offset < high or (part == parts - 1 and offset == total)
+            begin, end = (0, number) if mine else (number, number)
+            if mine and not number:
+                found.append((name, tensor.dtype, tensor.shape, 0, 0))
+        if begin < end:
+            found.append((name, tensor.dtype, tensor.shape, begin, end))
+        offset += tensor.nbytes
+    return found
 
 
-def _views(data: Tensor, layout: Layout) -> list[Tensor]:
-    """The tensors, one after another."""
+def _num_bytes(pieces: list[Piece]) -> int:
+    return _up(sum(_up((end - begin) * d.itemsize, _TEXT) for _, d, _, begin, end in pieces), _PAGE)
+
+
+def _views(data: Tensor, pieces: list[Piece]) -> list[Tensor]:
+    """The pieces, one after another; whole tensors in their shape."""
     views, offset = [], 0
-    for _, dtype, shape in layout:
-        size = shape.numel() * dtype.itemsize
-        views.append(data[offset : offset + size].view(dtype).view(shape))
+    for _, dtype, shape, begin, end in pieces:
+        size = (end - begin) * dtype.itemsize
+        view = data[offset : offset + size].view(dtype)
+        views.append(view.view(shape) if end - begin == shape.numel() else view)
         offset += _up(size, _TEXT)
     return views
+
+
+def _sources(tensors: Mapping[str, Tensor], pieces: list[Piece]) -> list[Tensor]:
+    return [
+        tensors[name] if end - begin == shape.numel() else tensors[name].view(-1)[begin:end]
+        for name, _, shape, begin, end in pieces
+    ]
 
 
 def _checksum(claims: bytes, text: bytes, data: Tensor) -> int:
@@ -75,13 +104,24 @@ def _checksum(claims: bytes, text: bytes, data: Tensor) -> int:
 
 
 class LastStep:
-    """Where one machine's part of a run keeps its last step."""
+    """Where a worker keeps its part of the last step."""
 
-    def __init__(self, run_id: str, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        folder: Path,
+        tell: Callable[[str], None],
+        *,
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
         self._run_id = run_id
+        self._part, self._parts = part, parts
         self._run_folder = str(folder.absolute())
         self._tell = tell
         self._layout: Layout | None = None
+        self._file: Path | None = None
+        self._before: list[Path] = []
         self._turn = 0
         self._works = True
 
@@ -89,16 +129,16 @@ class LastStep:
         """Keep this step, in place of the one before the last."""
         if not self._works:
             return
-        layout = [(name, tensor.dtype, tensor.shape) for name, tensor in state.tensors.items()]
-        content = {
-            "folder": self._run_folder,
-            "structure": state.structure,
-            "progress": progress,
-            "tensors": [(n, str(d).removeprefix("torch."), list(s)) for n, d, s in layout],
-        }
-        text = json.dumps(content).encode()
-        moves = layout != self._layout or _TEXT + len(text) > self._begin
+        tensors = state.tensors
+        layout = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        moves = layout != self._layout
         if moves:
+            self._pieces = _pieces(tensors, self._part, self._parts)
+        content: dict[str, Any] = {"part": (self._part, self._parts), "pieces": self._written()}
+        if self._part == 0:
+            content |= {"structure": state.structure, "progress": progress}
+        text = json.dumps(content | {"folder": self._run_folder}).encode()
+        if moves or _TEXT + len(text) > self._begin:
             try:
                 self._make(layout, text)
             except OSError as error:
@@ -112,27 +152,42 @@ class LastStep:
         self._turn += 1
         header = memory[: _HEADER.size].numpy()
         header[:] = 0  # from here on it is not complete
-        with torch.no_grad():
-            torch._foreach_copy_(views, list(state.tensors.values()))
+        if views:
+            with torch.no_grad():
+                torch._foreach_copy_(views, _sources(tensors, self._pieces))
         memory[_TEXT : _TEXT + len(text)].numpy()[:] = np.frombuffer(text, np.uint8)
         data = memory[self._begin :]
         claims = (_MARK, int(state.structure["step"]), len(text), self._begin, len(data))
         checksum = _checksum(_HEADER.pack(*claims, 0), text, data)
         header[:] = np.frombuffer(_HEADER.pack(*claims, checksum), np.uint8)
-        if moves:  # now the ones before can go: mine, and of those who were killed
-            for file in _files(self._run_id):
-                if file != self._file and (_owner(file) == os.getpid() or not _lives(file)):
-                    file.unlink(missing_ok=True)
+        if self._turn == 2:
+            self._remove_those_before()
+
+    def _written(self) -> list[Any]:
+        return [
+            (name, str(dtype).removeprefix("torch."), list(shape), begin, end)
+            for name, dtype, shape, begin, end in self._pieces
+        ]
+
+    def _remove_those_before(self) -> None:
+        """Mine, and of those who were killed. Not with the first copy in a new file: the others'
+        parts of that step need not be there yet; with the second all of them are."""
+        killed = [file for file in _files(self._run_id) if not _lives(file)]
+        for file in (*self._before, *killed):
+            file.unlink(missing_ok=True)
+        self._before.clear()
 
     def close(self) -> None:
         """All of it is on disk."""
-        if self._layout is not None:
+        if self._file is not None:
             self._file.unlink(missing_ok=True)
 
     def _make(self, layout: Layout, text: bytes) -> None:
         """Two empty copies in a file of their own."""
         self._begin = _up(_TEXT + 2 * len(text), _PAGE)
-        size = self._begin + _num_bytes(layout)
+        size = self._begin + _num_bytes(self._pieces)
+        if self._file is not None:
+            self._before.append(self._file)
         self._file = _own_folder() / f"{self._run_id}.{os.getpid()}.{secrets.token_hex(4)}"
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -144,14 +199,26 @@ class LastStep:
         finally:
             os.close(descriptor)
         halves = memory[:size], memory[size:]
-        self._copies = [(half, _views(half[self._begin :], layout)) for half in halves]
+        self._copies = [(half, _views(half[self._begin :], self._pieces)) for half in halves]
         self._layout = layout
+        self._turn = 0
 
 
 def newest(run_id: str) -> Kept | None:
     """The newest complete step of a run that this machine has."""
-    found = [kept for file in _files(run_id) for kept in _read(file)]
-    return max(found, key=lambda kept: kept.step, default=None)
+    found: dict[tuple[int, int], dict[int, Part]] = {}
+    for file in _files(run_id):
+        for half in _halves(file):
+            read = _read(half)
+            if read is not None:
+                found.setdefault((read.step, read.parts), {})[read.part] = read
+    complete = [key for key, parts in found.items() if len(parts) == key[1]]
+    if not complete:
+        return None
+    parts = found[max(complete)]
+    first = parts[0].content
+    state = State(_together(list(parts.values())), first["structure"])
+    return Kept(parts[0].step, state, first["progress"])
 
 
 def forget(run_id: str) -> None:
@@ -216,21 +283,41 @@ def _text(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def _read(file: Path) -> list[Kept]:
-    kept = []
-    for half in _halves(file):
-        content = _checked(half)
-        if content is None:
-            continue
-        layout = [
-            (name, getattr(torch, dtype), torch.Size(shape))
-            for name, dtype, shape in content["tensors"]
+@dataclass(frozen=True)
+class Part:
+    """What one worker kept of a step."""
+
+    step: int
+    part: int
+    parts: int
+    content: dict[str, Any]
+    data: Tensor
+
+
+def _read(half: bytes) -> Part | None:
+    content = _checked(half)
+    if content is None:
+        return None
+    part, parts = content["part"]
+    data = torch.frombuffer(bytearray(half[content["begin"] :]), dtype=torch.uint8)
+    return Part(content["step"], part, parts, content, data)
+
+
+def _together(parts: list[Part]) -> dict[str, Tensor]:
+    """The tensors of all parts."""
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        pieces: list[Piece] = [
+            (name, getattr(torch, dtype), torch.Size(shape), begin, end)
+            for name, dtype, shape, begin, end in part.content["pieces"]
         ]
-        data = torch.frombuffer(bytearray(half[content["begin"] :]), dtype=torch.uint8)
-        tensors = dict(zip([name for name, *_ in layout], _views(data, layout), strict=True))
-        state = State(tensors, content["structure"])
-        kept.append(Kept(int(state.structure["step"]), state, content["progress"]))
-    return kept
+        for (name, dtype, shape, begin, end), view in zip(
+            pieces, _views(part.data, pieces), strict=True
+        ):
+            if name not in tensors:
+                tensors[name] = torch.empty(shape, dtype=dtype)
+            tensors[name].view(-1)[begin:end] = view.reshape(-1)
+    return tensors
 
 
 def _checked(half: bytes) -> dict[str, Any] | None:
@@ -246,4 +333,4 @@ def _checked(half: bytes) -> dict[str, Any] | None:
     if _checksum(claims, text, data) != checksum:
         return None
     content: dict[str, Any] = json.loads(text)
-    return content | {"begin": begin}
+    return content | {"begin": begin, "step": step}

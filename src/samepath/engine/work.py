@@ -78,11 +78,11 @@ def work(
 
 
 def _memory(folder: RunFolder) -> LastStep | None:
-    """One worker of a machine keeps the last step for all."""
-    run_id = folder.run_id()
-    if run_id is None or not read_place(os.environ).first_here:
+    """Where this worker keeps its part of the last step."""
+    run_id, place = folder.run_id(), read_place(os.environ)
+    if run_id is None:
         return None
-    return LastStep(run_id, folder.path, say)
+    return LastStep(run_id, folder.path, say, part=place.here, parts=place.num_here)
 
 
 def launched(request: Request, options: Options, path: Path) -> None:
