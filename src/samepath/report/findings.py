@@ -48,7 +48,7 @@ def finding_sections(run: Path, recipe: str) -> list[Section]:
 def _folders(run: Path) -> Iterator[tuple[Path, Kind]]:
     places = {run.resolve(), run.resolve().parent.parent / "insight", Path("insight").resolve()}
     for place in sorted(places):
-        for folder in sorted(place.iterdir()) if place.is_dir() else ():
+        for folder in _inside(place):
             kind = kind_of(folder)
             if kind is not None:
                 yield folder, kind
@@ -59,3 +59,11 @@ def _is_about(content: dict[str, Any], run: Path, recipe: str) -> bool:
         return bool(content["recipe"] == recipe)
     here = os.path.realpath(run)
     return any(os.path.realpath(each["path"]) == here for each in content["runs"])
+
+
+def _inside(place: Path) -> list[Path]:
+    """What a folder holds; nothing where there is none, or it is closed to us."""
+    try:
+        return sorted(place.iterdir())
+    except OSError:
+        return []
