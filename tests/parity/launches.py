@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,3 +32,11 @@ def launch_at(
             for worker in range(num_workers)
         ]
     return everything
+
+
+def slurm_answers() -> bool:
+    """A Slurm controller can be asked; the programs alone are no cluster."""
+    if shutil.which("srun") is None:
+        return False
+    asked = subprocess.run(["scontrol", "ping"], capture_output=True, timeout=30, check=False)
+    return asked.returncode == 0

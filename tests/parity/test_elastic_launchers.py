@@ -8,29 +8,22 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from braked_runs import Braked, Course, undisturbed
 from elastic_runs import lines
+from launches import slurm_answers
 
 BIN = Path(sys.executable).parent
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--no-python")
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
 SRUN = ("srun", "--overcommit", "-n", "2")
-
-
-def slurm_answers() -> bool:
-    """A Slurm controller can be asked; the programs alone are no cluster."""
-    if shutil.which("srun") is None:
-        return False
-    asked = subprocess.run(["scontrol", "ping"], capture_output=True, timeout=30, check=False)
-    return asked.returncode == 0
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,9 @@ from samepath.engine.launch import launch
 from samepath.engine.options import Asked
 from samepath.engine.train import Request, train
 
+sys.path.insert(0, str(Path(__file__).parent))
+from launches import slurm_answers
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "own_loop.py")
 BIN = Path(sys.executable).parent
@@ -23,14 +26,6 @@ LIMIT_SECONDS = 120.0
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
 
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
-
-
-def slurm_answers() -> bool:
-    """A Slurm controller can be asked; the programs alone are no cluster."""
-    if shutil.which("srun") is None:
-        return False
-    asked = subprocess.run(["scontrol", "ping"], capture_output=True, timeout=30, check=False)
-    return asked.returncode == 0
 
 
 needs_srun = pytest.mark.skipif(not slurm_answers(), reason="there is no Slurm cluster here")

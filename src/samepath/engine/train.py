@@ -47,23 +47,11 @@ def train(request: Request) -> tuple[RunResult, Path]:
     request, options, folder = prepare(request, found, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
         if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
-            result = work(request, options, folder.path, found)
-            _forget(folder)
-            return result, folder.path
+            return work(request, options, folder.path, found), folder.path
         assert isinstance(request.num_workers, int)
         processes = request.num_workers + options.server
-        result = _result(
-            folder, lambda: launch(launched, (request, options, folder.path), processes)
-        )
-        _forget(folder)
-        return result, folder.path
-
-
-def _forget(folder: RunFolder) -> None:
-    """What was kept in memory: it is all on disk."""
-    run_id = folder.run_id()
-    if run_id is not None:
-        forget(run_id)
+        arguments = (request, options, folder.path)
+        return _result(folder, lambda: launch(launched, arguments, processes)), folder.path
 
 
 @contextmanager
@@ -76,8 +64,17 @@ def _status_of(folder: RunFolder, *, writes: bool = True) -> Iterator[None]:
             stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
             folder.write_status("interrupted" if stopped else "failed")
         raise
+    else:
+        _forget(folder)
     finally:
         folder.unlock()
+
+
+def _forget(folder: RunFolder) -> None:
+    """What was kept in memory: it is all on disk."""
+    run_id = folder.run_id()
+    if run_id is not None:
+        forget(run_id)
 
 
 def _result(folder: RunFolder, run: Callable[[], None]) -> RunResult:
@@ -134,7 +131,9 @@ def join(
         elastic=True,
     )
     try:
-        return _take_part(request, resolve(found, Asked(), config), folder, machine), path
+        result = _take_part(request, resolve(found, Asked(), config), folder, machine)
+        _forget(folder)
+        return result, path
     except Interrupted:
         if not folder.holds_lock:
             say(f"this machine has left the run in {path}; the others go on")
@@ -172,7 +171,7 @@ def _take_part(
 ) -> RunResult:
     crew = request.num_workers
     assert isinstance(crew, Crew)
-    result = _result(
+    return _result(
         folder,
         lambda: take_part(
             folder,
@@ -183,8 +182,6 @@ def _take_part(
             Elastic(timeout_seconds=request.timeout_seconds, tell=say),
         ),
     )
-    _forget(folder)
-    return result
 
 
 def _unfinite(result: dict[str, Any]) -> dict[str, Any]:
