@@ -96,6 +96,9 @@ def throughput(name: str, rounds: int, out: str) -> None:
         times = alternate(session, ways, rounds)
         if first:
             Path(out).write_text(json.dumps(times))
+        # DDP must not be the last who holds a group: it ends the group's threads with Python's lock
+        # in hand, which one of them may be waiting for
+        ways.clear()
 
 
 def ratios(times: Times) -> dict[str, Any]:
@@ -143,6 +146,7 @@ def memory(name: str, way: str, out: str) -> None:
         grown = _share(session, (after - before) / 1024)
         if session.is_first:
             Path(out).write_text(json.dumps({"peak_mb": max(peaks), "grown_mb": max(grown)}))
+        del step  # see throughput
 
 
 def on_a_machine(request: dict[str, Any]) -> None:
@@ -172,6 +176,8 @@ def on_a_machine(request: dict[str, Any]) -> None:
                 found[name] = _share(session, sent)
         if session.is_first:
             print(json.dumps(found))
+        step = None
+        ways.clear()  # see throughput
 
 
 def over_a_link(name: str, rounds: int) -> dict[str, Any]:

@@ -80,10 +80,12 @@ def run(
 
 
 def _found(workers: list[list[Row]], every: int) -> Row:
-    early, late = _tenths([seconds for line in workers[0] for seconds in line["seconds"]])
+    times = [seconds for line in workers[0] for seconds in line["seconds"]]
+    early, late = _tenths(times)
     cpu_early, cpu_late = _tenths([cpu for line in workers[0] for cpu in line["cpu_seconds"]])
     ends = [(lines[1], lines[-2]) for lines in workers]  # at the last step some have left already
     return {
+        "step_ms": 1e3 * statistics.median(times[1:]),
         "step_ms_early": 1e3 * early,
         "step_ms_late": 1e3 * late,
         "growth_of_step": late / early,
@@ -213,6 +215,7 @@ def _bare(load: Load, num_steps: int) -> Row:
         "load": "the same, a bare loop",
         "workers": 1,
         "steps": num_steps,
+        "step_ms": 1e3 * statistics.median(times[1:]),
         "step_ms_early": 1e3 * early,
         "step_ms_late": 1e3 * late,
         "cpu_ms_per_step": 1e3 * (time.process_time() - cpu) / num_steps,

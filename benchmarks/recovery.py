@@ -3,8 +3,8 @@
 Recovery: seconds from SIGKILL of one worker to the next completed step, against a bare torchrun
 restart: plain DistributedDataParallel that saves a checkpoint after every step and goes on from it.
 Same network, data and batch; both runs are under way at once, hardly busy, and suffer in turn.
-Keeping: step time of `nodules` with the last step kept in memory against without, the training loop
-switching between the two. Prints ratios, writes JSON.
+Keeping: what part of the time of a step of `nodules` goes into keeping it in memory, timed in the
+training loop. Prints ratios, writes JSON.
 
     python benchmarks/recovery.py
     python benchmarks/recovery.py --only keeping
@@ -40,6 +40,7 @@ from samepath.engine.launch import launch
 from samepath.engine.loop import Run
 from samepath.engine.options import Asked, resolve
 from samepath.engine.session import start
+from samepath.engine.settings import Pace
 from samepath.engine.trainer import Trainer
 from samepath.recipe import find_recipe
 
@@ -48,8 +49,9 @@ KILLS = 5
 SLOW_SECONDS = 0.1
 """A step's, so that the run that is not hurt leaves the cores to the one that is."""
 NODULES_RUN = "0" * 32
-BLOCK, BLOCKS = 6, 14
-"""Steps before the loop switches, and how often it does."""
+ROUNDS = 5
+WARM_UP, STEPS = 40, 240
+"""Steps in which memory is touched for the first time, and those that are timed."""
 TORCHRUN = (
     "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--max-restarts=1000",
     "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=60",
@@ -154,49 +156,67 @@ def recovery(num_workers: int, num_kills: int, folder: Path) -> dict[str, list[f
 # ---- keeping
 
 
-def keep_or_not(out: str) -> None:
-    """In every worker: the loop of a run, which keeps its last step half of the time."""
+class Timed(LastStep):
+    """Which knows what it costs."""
+
+    seconds = 0.0
+
+    @contextmanager
+    def around_update(self, trainer: Trainer, pace: Pace) -> Iterator[None]:
+        began = time.perf_counter()
+        with super().around_update(trainer, pace):
+            self.seconds += time.perf_counter() - began
+            yield
+            began = time.perf_counter()
+        self.seconds += time.perf_counter() - began
+
+    def keep(self, trainer: Trainer, progress: dict[str, Any], *, is_one_update: bool) -> None:
+        began = time.perf_counter()
+        super().keep(trainer, progress, is_one_update=is_one_update)
+        self.seconds += time.perf_counter() - began
+
+
+def keep_steps(out: str) -> None:
+    """In every worker: the loop of a run, which keeps its last step."""
     found = find_recipe("nodules")
-    options = resolve(found, Asked(steps=BLOCK * BLOCKS + 1, epochs=1000))
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    options = resolve(found, Asked(steps=WARM_UP + STEPS, epochs=1000))
     with start(seed=options.seed, threads=options.threads) as session:
         shares = {"part": session.worker, "parts": session.num_workers}
-        kept = LastStep(NODULES_RUN, Path(out), print, **shares)
-        before = time.perf_counter()
+        kept = Timed(NODULES_RUN, Path(out), print, **shares)
+        began = 0.0
 
         def after_step(trainer: Trainer) -> None:
-            nonlocal before
-            now = time.perf_counter()
-            if trainer.step_number % BLOCK != 1:  # the first after it switched
-                seconds[run.elastic].append(now - before)
-            if trainer.step_number % BLOCK == 0:
-                run.elastic = not run.elastic
-                run.keeps = kept if run.elastic else None
-            before = time.perf_counter()
+            nonlocal began
+            if trainer.step_number == WARM_UP:
+                began, kept.seconds = time.perf_counter(), 0.0
 
-        run = Run(
-            replace(found.recipe, valid=None, target=None),
-            replace(options, target=None),
-            session,
-            None,
-            after_step=after_step,
-        )
-        run.go()
+        recipe = replace(found.recipe, valid=None, target=None)
+        options = replace(options, target=None)
+        Run(recipe, options, session, None, after_step=after_step, keeps=kept, elastic=True).go()
+        seconds = time.perf_counter() - began
         if session.is_first:
-            Path(out).write_text(json.dumps([seconds[True], seconds[False]]))
+            Path(out).write_text(json.dumps([seconds, kept.seconds]))
 
 
 def keeping(num_workers: int, folder: Path) -> dict[str, Any]:
+    """A part of the time of a run's steps, timed there. (Steps with and without it cannot be
+    compared here: they vary by more than that from one second to the next.)"""
     file = folder / f"keeping-{num_workers}.json"
-    try:
-        launch(keep_or_not, (str(file),), num_workers)
-    finally:
-        last_step.forget(NODULES_RUN)
-    on, off = json.loads(file.read_text())
+    rounds = []
+    for _ in range(ROUNDS):
+        try:
+            launch(keep_steps, (str(file),), num_workers)
+        finally:
+            last_step.forget(NODULES_RUN)
+        rounds.append(json.loads(file.read_text()))
+    shares = [spent / (seconds - spent) for seconds, spent in rounds]
+    seconds, spent = (statistics.median(figures) for figures in zip(*rounds, strict=True))
     return {
-        "step time with keeping against without": statistics.median(on) / statistics.median(off),
-        "seconds with": on,
-        "seconds without": off,
+        "share of the step time": statistics.median(shares),
+        "lowest share": min(shares),
+        "highest share": max(shares),
+        "milliseconds a step": 1000 * spent / STEPS,
+        "milliseconds of the rest of a step": 1000 * (seconds - spent) / STEPS,
     }
 
 
@@ -237,8 +257,8 @@ def main() -> None:
         for num_workers in (1, 2) if "keeping" in options.only else ():
             row = keeping(num_workers, Path(name))
             found.setdefault("keeping", {})[str(num_workers)] = row
-            (what, ratio), *_ = row.items()
-            print(f"nodules, {num_workers} worker(s), {what}: {ratio:.3f}")
+            figures = ", ".join(f"{what} {figure:.3f}" for what, figure in row.items())
+            print(f"nodules, {num_workers} worker(s), keeping the last step: {figures}")
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"written to {options.out}")
 

@@ -4,7 +4,7 @@ Each worker has a core of its own. A busy process on worker 1's core leaves it h
 Two trainers, one that follows speeds and one that does not, take turns in the same two processes;
 before that both take the same number of steps, and their digests are compared. Then the same
 without the busy process: what following costs where there is nothing to gain. Prints ratios of
-throughput, writes JSON. About two minutes on two cores.
+throughput, writes JSON. About four minutes on two cores.
 
     python benchmarks/uneven.py
     python benchmarks/uneven.py --grain 8 --data nodules.npz
@@ -37,7 +37,7 @@ from samepath.engine.trainer import Trainer
 from samepath.plan import assign
 from samepath.recipe import Recipe, find_recipe
 
-ROUNDS = 7
+ROUNDS = 21
 WARM_UP = FIRST + EVERY
 """Steps before anything is timed: grains are spread anew once, and that is judged."""
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Try samepath under a real Slurm: four nodes on this host, for as long as this script runs.
 # Needs root and Debian's packages: apt-get install slurm-wlm munge
-# Usage: scripts/try_slurm.sh [PYTHON]   prints the digests of examples/own_loop.py; exit 0 if equal
+# Usage: scripts/try_slurm.sh [PYTHON]   prints the digests of examples/own_loop.py, then runs the tests
+# that need a cluster (a worker is killed under srun, on one node and on two); exit 0 if all is well
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-.venv/bin/python}
@@ -54,4 +55,5 @@ for layout in "-N 1 -n 3" "-N 2 -n 2" "-N 4 -n 4"; do
   echo "srun $layout    $found"
   [ "$found" = "$alone" ] || status=1
 done
+"$python" -m pytest -q -k srun tests/parity/test_launchers.py tests/parity/test_elastic_launchers.py || status=1
 exit $status

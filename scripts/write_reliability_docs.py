@@ -50,14 +50,16 @@ def costs() -> str:
     for name in ("samepath", "torchrun"):
         cells = [_median(found["recovery"][n]["seconds"], name) for n in ("2", "4")]
         table.append(f"| {name}, seconds (median) | " + " | ".join(cells) + " |")
-    kept = [
-        f"{next(iter(found['keeping'][n].values())):.3f} at {n} worker{'s' if n != '1' else ''}"
-        for n in ("1", "2")
+    shares = [
+        f"{kept['share of the step time']:.1%} ({100 * kept['lowest share']:.1f} to "
+        f"{100 * kept['highest share']:.1f}) of the step time at {n} "
+        f"worker{'s' if n != '1' else ''}"
+        for n, kept in found["keeping"].items()
     ]
     return "\n".join(table) + (
-        "\n\nKeeping the last step on nodules, step time with against without: "
-        + ", ".join(kept)
-        + "."
+        "\n\nKeeping the last step on nodules takes "
+        + " and ".join(shares)
+        + ", timed in the training loop."
     )
 
 
@@ -83,18 +85,21 @@ def uneven() -> str:
 def load() -> str:
     """How it stands under load."""
     table = [
-        "| `benchmarks/load.py` | workers | same bits | step early, late (ms) | memory (MiB) | "
+        "| `benchmarks/load.py` | workers | same bits | step (ms; early, late) | memory (MiB) | "
         "descriptors |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for rows in results("load")["parts"].values():
         for row in rows:
             if "digest" in row:
-                flat = f", {row['mib_per_10000_steps']:+.1f} per 10,000 steps"
+                flat = f", {round(row['mib_per_10000_steps'], 1) + 0:+.1f} per 10,000 steps"
+                step = f"{row['step_ms']:.1f}"
+                if row["steps"] >= 100:
+                    step = f"{row['step_ms_early']:.1f}, {row['step_ms_late']:.1f}"
                 table.append(
                     f"| {row['load']} | {row['workers']} | "
-                    f"{'yes' if row['same_digest'] else 'NO'} | {row['step_ms_early']:.1f}, "
-                    f"{row['step_ms_late']:.1f} | {row['anonymous_mib']:.0f}"
+                    f"{'yes' if row['same_digest'] else 'NO'} | {step} | "
+                    f"{row['anonymous_mib']:.0f}"
                     f"{flat if row['steps'] >= 1000 else ''} | "
                     f"{' to '.join(str(n) for n in dict.fromkeys(row['descriptors']))} |"
                 )

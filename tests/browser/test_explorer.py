@@ -46,6 +46,12 @@ def first(page: Page, kept: bool) -> int:
     return row
 
 
+def await_pictures(page: Page) -> None:
+    """Before a server is ended: what a page has asked for has come."""
+    page.wait_for_selector(".neighbours .thumb >> nth=11")
+    until(page, "[...document.images].every((image) => image.complete)")
+
+
 def test_load_shows_the_folder(page: Page, folder: Path) -> None:
     kept = kept_in_files(folder)
     assert numbers(page) == (kept, N - kept)
@@ -157,6 +163,7 @@ def test_lasso_from_the_toolbar(page: Page) -> None:
     page.wait_for_selector("#selection", state="hidden")
 
 
+@pytest.mark.alone
 def test_sliding_clusters_again_and_can_be_undone(page: Page) -> None:
     before = numbers(page)
     page.select_option("#tune-class", "2")
@@ -269,6 +276,7 @@ def test_a_server_that_is_started_again_has_the_edits(folder: Path, open_page: O
         page.locator("#point .buttons button:enabled").click()
         until(page, "samepath.model.state.num_edits === 1")
         after = numbers(page)
+        await_pictures(page)
     with serving(folder) as address:
         again = open_page(address)
         assert numbers(again) == after
@@ -388,6 +396,7 @@ def test_names_and_notes_are_text(tmp_path: Path, open_page: OpenPage) -> None:
         until(page, "samepath.model.notes.size === 1")
         assert page.locator("#point .facts").inner_text().endswith(evil)
         assert page.locator("img[src=x]").count() == 0
+        await_pictures(page)
 
 
 def test_help_opens_and_closes(page: Page) -> None:
@@ -401,6 +410,7 @@ def test_a_server_that_has_gone_is_said(folder: Path, open_page: OpenPage) -> No
     with serving(folder) as address:
         page = open_page(address)
         page.evaluate("samepath.model.pin(samepath.model.kept.indexOf(1))")
+        await_pictures(page)
     page.evaluate("document.querySelector('#point .drop').click()")
     page.wait_for_selector("#toast.error")
     assert "does not answer" in page.locator("#toast").inner_text()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from explorer_pages import OpenPage, until
 from ui_folders import make_finding, make_run, metrics_lines, serving_ui
 
-from samepath.engine.rundir import lock_folder
+from samepath.engine.folder_lock import lock_folder
 
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
@@ -255,7 +255,8 @@ def test_a_run_is_followed_while_it_trains(tmp_path: Path, open_page: OpenPage) 
             "status": "finished",
             "result": {"steps": 24, "digest": "ab" * 32, "metrics": {}},
         }
-        (run / "run.json").write_text(json.dumps(record))
+        (run / "aside").write_text(json.dumps(record))
+        (run / "aside").replace(run / "run.json")
         os.close(held)
         page.wait_for_selector(".page-title .badge.finished")
         until(page, "document.getElementById('status').textContent === ''")

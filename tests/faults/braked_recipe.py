@@ -1,28 +1,51 @@
 """tests/parity/tiny_recipe.py with a brake: slow as long as a file is there, then fast.
 
-A run takes as long as it is being hurt and no longer. Every worker that computes a grain says so:
-a file `seen/<worker>-of-<workers>.<process>` in the folder that BRAKE_FOLDER names.
+A run takes as long as it is being hurt and no longer. As long as there is a file `full` its disk
+takes no checkpoint, and no run.json. Where BROKEN is set every worker raises. Every worker that
+computes a grain says so: a file `seen/<worker>-of-<workers>.<process>` in the folder that
+BRAKE_FOLDER names.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from samepath import Recipe
+from samepath.engine import checkpoint
 
 TINY = runpy.run_path(str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py"))
 FOLDER = Path(os.environ["BRAKE_FOLDER"]) if "BRAKE_FOLDER" in os.environ else None
 _has_said_so = False
 
 
+def only_with_room(name: str) -> None:
+    write = getattr(checkpoint, name)
+
+    def refuse_if_full(*given: Any) -> Any:
+        if FOLDER is not None and (FOLDER / "full").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*given)
+
+    setattr(checkpoint, name, refuse_if_full)
+
+
+if "SAMEPATH_STORE" in os.environ:  # a worker
+    only_with_room("write_tensors")
+    only_with_room("write_atomically")
+
+
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     global _has_said_so
+    if "BROKEN" in os.environ:
+        raise RuntimeError("the scanner is on fire")
     if FOLDER is not None:
         if not _has_said_so:
             _has_said_so = True

@@ -14,8 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from elastic_runs import SAMEPATH, ended, lines
+from elastic_runs import SAMEPATH, children, ended, lines, num_lines, workers_of
 
+from samepath.engine.folder_lock import LOCK
 from samepath.engine.options import Asked
 from samepath.engine.request import Request
 from samepath.engine.train import train
@@ -102,8 +103,8 @@ class Braked:
 
     def await_steps(self, num: int = 2) -> None:
         """Until so many steps more are done."""
-        before = len(lines(self.out))
-        self.await_(lambda: len(lines(self.out)) >= before + num)
+        before = num_lines(self.out)
+        self.await_(lambda: num_lines(self.out) >= before + num)
 
     def await_(self, condition: Callable[[], Any]) -> None:
         """Until something holds: not forever, and not when one of them ends meanwhile."""
@@ -148,14 +149,11 @@ class Machine:
         self._run.await_(lambda: re.search(pattern, self.words()) is not None)
 
     def workers(self) -> list[int]:
-        """Its processes, the first one first: those that its fork server has started."""
-        servers = [p for p in children(self.process.pid) if b"forkserver" in command_of(p)]
-        return sorted(worker for server in servers for worker in children(server))
+        return workers_of(self.process.pid)
 
     def leads(self) -> bool:
         """It holds the folder's lock."""
-        opened = Path(f"/proc/{self.process.pid}/fd").iterdir()
-        return str(self._run.out) in [os.readlink(file) for file in opened]
+        return str(self._run.out / LOCK) in opened_by(self.process.pid)
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
@@ -180,19 +178,14 @@ class Machine:
             raise AssertionError(self.words()) from None
 
 
-def children(process: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):  # a thread, or the process, has just ended
-        for file in Path(f"/proc/{process}/task").glob("*/children"):
+def opened_by(process: int) -> set[str]:
+    """Files and sockets."""
+    found = set()
+    with suppress(OSError):  # it has ended, or has closed what we look at
+        for file in Path(f"/proc/{process}/fd").iterdir():
             with suppress(OSError):
-                found += [int(child) for child in file.read_text().split()]
+                found.add(os.readlink(file))
     return found
-
-
-def command_of(process: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    return b""
 
 
 def family(process: int) -> list[int]:
@@ -202,12 +195,7 @@ def family(process: int) -> list[int]:
 
 def listening(launcher: int) -> set[str]:
     """The addresses at which a process, or one that it has started, waits for connections."""
-    sockets = set()
-    for process in family(launcher):
-        with suppress(OSError):  # it has ended, or has closed what we look at
-            for file in Path(f"/proc/{process}/fd").iterdir():
-                with suppress(OSError):
-                    sockets.add(os.readlink(file))
+    sockets = {name for process in family(launcher) for name in opened_by(process)}
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{launcher}/net/{table}").read_text().splitlines()[1:]:

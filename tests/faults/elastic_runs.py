@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from samepath.engine.copies import MEMORY
 from samepath.engine.elastic import Machine
-from samepath.engine.last_step import MEMORY
 from samepath.engine.options import Asked, Options
 from samepath.engine.progress import RunResult, Silent
 from samepath.engine.rendezvous import Crew
@@ -26,25 +26,29 @@ from samepath.engine.train import train
 
 SAMEPATH = Path(sys.executable).with_name("samepath")
 RECIPE = Path(__file__).parents[1] / "parity" / "tiny_recipe.py"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 GOES_ON = "going on from the last completed step"
 
 
 def children(process: int) -> list[int]:
     found: list[int] = []
-    for file in Path(f"/proc/{process}/task").glob("*/children"):
-        found += [int(child) for child in file.read_text().split()]
+    with suppress(OSError):  # a thread, or the process, has just ended
+        for file in Path(f"/proc/{process}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(child) for child in file.read_text().split()]
     return found
 
 
+def command_of(process: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
 def workers_of(launcher: int) -> list[int]:
-    """A launcher's workers, by process: its fork server's children."""
-    return [
-        worker
-        for child in children(launcher)
-        if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()
-        for worker in children(child)
-    ]
+    """A launcher's workers, the first one first: those that its fork server has started."""
+    servers = [child for child in children(launcher) if b"forkserver" in command_of(child)]
+    return sorted(worker for server in servers for worker in children(server))
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -52,6 +56,12 @@ def lines(out: Path) -> list[dict[str, Any]]:
     file = out / "metrics.jsonl"
     read = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return [{name: value for name, value in line.items() if name != "seconds"} for line in read]
+
+
+def num_lines(out: Path) -> int:
+    """Of a run that may be writing one."""
+    file = out / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> float:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath import Recipe
-from samepath.engine import checkpoint, last_step, loop
+from samepath.engine import checkpoint, copies, last_step, loop
 from samepath.engine.collective import NetworkBucket
 from samepath.engine.lines import Lines
 from samepath.engine.session import Session
@@ -73,6 +73,9 @@ def do(how: str) -> None:
         raise RuntimeError("the scanner is on fire")
     if how == "misuse":
         raise UserError("the scanner needs coal; add coal")
+    if how.startswith("late "):  # others come further first
+        time.sleep(0.3)
+        how = how.removeprefix("late ")
     if how.startswith("linger"):
         time.sleep(float(how.removeprefix("linger")))
     elif how == "SIGSTOP soon":
@@ -128,7 +131,7 @@ def renamed(folder: Path) -> None:
         point("checkpoint, renamed")
 
 
-def half_copied(_claims: bytes, _text: bytes, data: Tensor) -> None:
+def half_copied(data: Tensor) -> None:
     point("keep", lambda: data[len(data) // 2 :].fill_(170))
 
 
@@ -141,7 +144,15 @@ if WORKER is not None:
     around(checkpoint, "write_tensors", after=cut_off)
     around(checkpoint, "write_atomically", before=write_half)
     around(checkpoint, "sync_folder", before=renamed)
-    around(last_step, "_checksum", before=half_copied)
+    around(copies, "_page_sums", before=half_copied)
+    around(copies.Copies, "take_back", after=lambda *_: point("taken back"))
+    around(
+        last_step.LastStep,
+        "write",
+        before=lambda *_: point("before writing"),
+        after=lambda *_: point("written"),
+    )
+    around(last_step.LastStep, "_write", after=lambda *_: point("partly written"))
     around(last_step.LastStep, "keep", after=lambda *_: point("kept"))
     around(loop, "recover", before=lambda *_: point("joined"), after=lambda *_: point("recovered"))
     around(loop.Run, "go", after=lambda *_: point("result"))

@@ -23,7 +23,7 @@ from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, train
 from samepath.errors import CheckpointDamaged
 
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 RECIPE = str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py")
 NEWEST, BEFORE = "step-00000008", "step-00000006"
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,8 +27,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+import samepath
 from samepath.engine import checkpoint
-from samepath.engine.options import Options
+from samepath.engine.folder_lock import LOCK
+from samepath.engine.loop import Run
+from samepath.engine.options import Options, recipe_of
 from samepath.engine.rundir import RunFolder
 from samepath.engine.state import State
 from samepath.engine.tensorboard import EventWriter
@@ -35,8 +39,8 @@ from samepath.engine.train import Request, train
 from samepath.engine.weights import kept_weights
 from samepath.errors import NotSaved, UserError
 
-LIMIT_SECONDS = 120
-PATIENCE_SECONDS = 60.0
+LIMIT_SECONDS = 300
+PATIENCE_SECONDS = 240.0
 EPOCHS = 9
 STEPS = 5 * EPOCHS
 CALLS = 22  # of the loss in an epoch: four batches of five grains and one of two
@@ -280,7 +284,7 @@ def assert_not_saved(going: GatedRun, run: Path, *, step: int, newest: int) -> N
     assert record["status"] in ("running", "failed")
     assert record["result"] is None
     assert sorted(path.name for path in run.iterdir()) == [
-        "checkpoints", "metrics.jsonl", "run.json", "weights"
+        LOCK, "checkpoints", "metrics.jsonl", "run.json", "weights"
     ]  # fmt: skip
     assert checkpoints(run) == [newest - 1, newest]
 
@@ -472,3 +476,30 @@ def test_event_files_end_and_the_run_does_not(
         with pytest.raises(OSError, match="File too large"):  # nobody to tell
             EventWriter(run, into)
     assert len(list(into.iterdir())) == 1, "no half of one that was never begun"
+
+
+def test_a_step_in_memory_counts_if_all_that_goes_with_it_is_on_disk(
+    undisturbed: tuple[str, Path], options: Options, tmp_path: Path
+) -> None:
+    out = shutil.copytree(undisturbed[1], tmp_path / "run")
+    folder = RunFolder(out)
+    newest_saved = checkpoint.load_newest(folder.checkpoints, pytest.fail)
+    assert newest_saved is not None
+    progress = newest_saved.progress
+    with samepath.start() as session:
+        run = Run(recipe_of(options).recipe, options, session, folder)
+        assert run._is_on_disk(progress)
+        metrics = out / "metrics.jsonl"
+        whole = metrics.read_bytes()
+        without_epoch = whole[: whole[:-1].rindex(b"\n") + 1]
+        assert b"epoch_train_loss" in whole[len(without_epoch) :]
+        metrics.write_bytes(without_epoch)
+        assert not run._is_on_disk(progress), "an epoch's line waited"
+        metrics.write_bytes(whole)
+        best = out / "weights" / "best.safetensors"
+        newest = best.read_bytes()
+        best.write_bytes((out / "weights" / "epoch-00001.safetensors").read_bytes())
+        assert not run._is_on_disk(progress), "better weights waited"
+        assert run._is_on_disk(progress | {"best_epochs": 1}), "newer ones are written again"
+        best.write_bytes(newest)
+        assert run._is_on_disk(progress)

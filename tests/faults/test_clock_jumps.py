@@ -17,7 +17,7 @@ from samepath.engine import checkpoint, loop
 from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, train
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 180
 RECIPE = """
 import sys, time
 from dataclasses import replace

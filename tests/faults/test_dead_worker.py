@@ -16,7 +16,7 @@ import pytest
 from samepath.engine.train import Request, train
 from samepath.errors import WorkerFailed
 
-LIMIT_SECONDS = 40  # far below the minutes that a collective would wait
+LIMIT_SECONDS = 180  # far below the minutes that a collective would wait
 RECIPE = """
 import os, signal
 import torch
@@ -130,14 +130,45 @@ def test_a_script_of_ones_own(tmp_path: Path) -> None:
     assert ended.stderr.rstrip().endswith("samepath: worker 1 ended with exit code 5")
 
 
+WAITS = """
+import os
+import signal
+import samepath
+
+samepath.start()
+os.write(1, f"{os.getpid()}{os.linesep}".encode())
+while True:
+    signal.pause()
+"""
+
+
+def test_a_script_of_ones_own_ends_with_its_launcher(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WAITS)
+    launcher = subprocess.Popen(
+        [Path(sys.executable).with_name("samepath"), "run", "-n", "2", "script.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    workers = [int(launcher.stdout.readline()) for _ in range(2)]
+    launcher.kill()
+    assert launcher.communicate()[0] == ""  # who else has it is gone
+    assert not [worker for worker in workers if Path(f"/proc/{worker}/exe").exists()]
+
+
 THREADS = """
 import os
+import time
 import samepath
 
 session = samepath.start(link="network")
 before = len(os.listdir("/proc/self/task"))
 session.close()
-print(before > 1, len(os.listdir("/proc/self/task")))
+until = time.monotonic() + 10
+while (now := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < until:
+    time.sleep(0.01)  # one that has ended is still seen for a moment
+os.write(1, f"{before > 1} {now}{os.linesep}".encode())  # in one piece
 """
 
 

@@ -18,7 +18,7 @@ from samepath.engine.options import Asked
 from samepath.engine.train import Request, train
 
 pytestmark = pytest.mark.alone
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 RECIPE = Path(__file__).parents[2] / "benchmarks" / "load_recipe.py"
 MIB = 1 << 20
 Lines = list[dict[str, Any]]

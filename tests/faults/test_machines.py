@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from braked_runs import RECIPE, Braked, Course, undisturbed
+from elastic_runs import lines
 
 from samepath.cli import main
 from samepath.engine.options import Asked
@@ -41,15 +42,15 @@ def run(tmp_path: Path) -> Iterator[Braked]:
 
 def test_machines_come_and_go(run: Braked, expected: Course) -> None:
     first = run.train("-n", "2:3", "--here", "1")
-    second = run.join("--here", "2")
     first.await_words(r"waiting for at least 2 workers \(1 there on 1 machine\(s\)\)")
+    second = run.join("--here", "2")
     run.await_workers(3, first, second)
-    third, fourth = run.join("--here", "1"), run.join("--here", "1")
     os.kill(second.workers()[0], signal.SIGKILL)
     second.await_words(r"worker \d was ended by SIGKILL .*going on from the last completed step")
     run.await_workers(3, first, second)
 
     there = run.workers()
+    third, fourth = run.join("--here", "1"), run.join("--here", "1")
     for spare in (third, fourth):
         spare.await_words("waiting for a place in the run, which takes 3 workers")
     run.await_steps()
@@ -81,6 +82,41 @@ def test_machines_come_and_go(run: Braked, expected: Course) -> None:
     assert "SIGINT" not in said, "those who stay were not told to stop"
     assert json.loads((run.out / "run.json").read_text())["status"] == "finished"
     assert not (run.out / "meeting.json").exists()
+
+
+def test_machines_leave_while_the_disk_is_full(run: Braked, expected: Course) -> None:
+    """What they have done is in the memory of those who stay."""
+    first = run.train("-n", "1:3", "--here", "1", "--checkpoint-steps", "2")
+    second, third = run.join("--here", "1"), run.join("--here", "1")
+    run.await_workers(3, first, second, third)
+    run.await_steps(4)
+    (run.folder / "full").touch()
+    run.await_steps(3)
+    step = lines(run.out)[-1]["step"]
+    for leaving, staying in ((second, (first, third)), (first, (third,))):
+        leaving.send(signal.SIGTERM)
+        assert leaving.exit_code() == 143
+        run.await_workers(len(staying), *staying)
+        run.await_steps()
+        assert lines(run.out)[-1]["step"] > step
+        step = lines(run.out)[-1]["step"]
+    (run.folder / "full").unlink()
+    run.let_go()
+    assert third.outcome() == expected
+    assert "could not be saved" in first.words()
+    assert "(No space left on device)" in first.words()
+
+
+def test_a_machine_that_cannot_work_ends_nobody_elses_run(run: Braked, expected: Course) -> None:
+    first = run.train("-n", "1:3", "--here", "1")
+    run.await_workers(1, first)
+    broken = run.join("--here", "1", BROKEN="yes")
+    assert broken.exit_code() == 1
+    assert "RuntimeError: the scanner is on fire" in broken.words()
+    run.await_workers(1, first)
+    run.await_steps()
+    run.let_go()
+    assert first.outcome() == expected
 
 
 def test_nothing_to_join(

@@ -10,7 +10,7 @@ import pytest
 from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, train
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 180
 RECIPE = """
 import os
 import torch

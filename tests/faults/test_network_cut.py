@@ -49,6 +49,7 @@ def run(tmp_path: Path) -> Iterator[Braked]:
 def test_cuts(run: Braked) -> None:
     with namespaces.machines(2) as (here, there):
         leader = run.train(
+            "--checkpoint-steps", "1000",
             "-n", "1:2", "--here", "1", "--interface", "eth0", "--timeout", "10", before=on(here)
         )  # fmt: skip
         other = run.join("--here", "1", "--interface", "eth0", before=on(there))

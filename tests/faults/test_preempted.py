@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from samepath.engine import train as training
 from samepath.engine.checkpoint import list_checkpoints
+from samepath.engine.reports import Interrupted
+from samepath.engine.rundir import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_runs import (
@@ -34,7 +37,7 @@ from elastic_runs import (
     workers_of,
 )
 
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 EPOCHS = 4
 STEPS = 5 * EPOCHS
 
@@ -79,7 +82,7 @@ def test_it_saves_and_goes_on(
     )  # fmt: skip
     until(lambda: harms_done(recipe) == 1, run)
     send(run)
-    stdout, stderr = run.communicate(timeout=60)
+    stdout, stderr = run.communicate(timeout=180)
     assert run.returncode == code, stderr
     assert stderr == ""
     assert json.loads(stdout)["status"] == "interrupted"
@@ -113,3 +116,31 @@ def test_one_worker_leaves(
     )
     assert steps_repeated(recipe) <= 1
     assert left_behind(out) == []
+
+
+def test_when_there_is_nothing_left_to_stop(tmp_path: Path) -> None:
+    """Its workers have ended, and wait for those of other machines."""
+    recipe, out = harmful(tmp_path, epochs=1), tmp_path / "run"
+    result = elastic(recipe, out, 1)
+
+    def told_to_stop() -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    found = training._result(RunFolder(out), told_to_stop)
+    assert (found.status, found.digest, found.signal) == ("finished", result.digest, None)
+
+
+def test_what_is_not_on_disk_stays_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk took the small run.json, and not the checkpoint."""
+    recipe, out = harmful(tmp_path, epochs=1), tmp_path / "run"
+    elastic(recipe, out, 1)
+    folder, forgotten = RunFolder(out), list[str]()
+    monkeypatch.setattr(training, "forget", forgotten.append)
+    training._forget(folder)
+    assert forgotten == [folder.run_id()]
+    (newest,) = list_checkpoints(folder.checkpoints)
+    newest.rename(newest.with_name("step-00000001"))
+    training._forget(folder)
+    assert len(forgotten) == 1

@@ -127,7 +127,7 @@ def test_interrupted_it_saves_and_goes_on(
     out = timed(tmp_path / "study")
     process = begin(out, 45)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=180)[1]
     assert process.returncode == 128 + number
     assert "the same command goes on from here" in said
     assert "Traceback" not in said
@@ -140,9 +140,11 @@ def test_interrupted_it_saves_and_goes_on(
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     out = timed(tmp_path / "study")
-    process = begin(out, 1, slow_seconds=0.1)
+    process = begin(out, 1, slow_seconds=0.3)
     try:
-        done = subprocess.run(command(out), capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command(out), capture_output=True, text=True, timeout=180, check=False
+        )
         assert done.returncode == 2
         assert "is being run by another process" in done.stderr
     finally:

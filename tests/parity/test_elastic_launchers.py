@@ -24,6 +24,7 @@ BIN = Path(sys.executable).parent
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--no-python")
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
 SRUN = ("srun", "--overcommit", "-n", "2")
+SRUN_APART = ("srun", "--overcommit", "-N", "2", "-n", "2")
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +39,27 @@ def run(tmp_path: Path) -> Iterator[Braked]:
     braked.end()
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun", "srun on two nodes"])
 def test_a_worker_is_killed(run: Braked, expected: Course, launcher: str) -> None:
-    if launcher == "srun" and not slurm_answers():
+    if launcher.startswith("srun") and not slurm_answers():
         pytest.skip("there is no Slurm cluster here")
     if launcher == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    before = {"torchrun": (str(BIN / "torchrun"), *TORCHRUN), "mpirun": MPIRUN, "srun": SRUN}
+    before = {
+        "torchrun": (str(BIN / "torchrun"), *TORCHRUN),
+        "mpirun": MPIRUN,
+        "srun": SRUN,
+        "srun on two nodes": SRUN_APART,
+    }
     here = () if launcher == "torchrun" else ("--here", "1")
     started = run.train(
-        "-n", "1:4", *here, before=before[launcher], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
+        "-n",
+        "1:4",
+        "--checkpoint-steps",
+        "1000",
+        *here,
+        before=before[launcher],
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
     )
     run.await_(lambda: len(run.computing(2)) == 2)
     run.await_steps(5)

@@ -22,7 +22,7 @@ from launches import slurm_answers
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "own_loop.py")
 BIN = Path(sys.executable).parent
-LIMIT_SECONDS = 120.0
+LIMIT_SECONDS = 240.0
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
 
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")

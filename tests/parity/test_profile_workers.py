@@ -39,6 +39,8 @@ from samepath.recipe import find_recipe
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from test_profile_timeline import check_trace
 
+pytestmark = pytest.mark.alone
+
 # Batches of 10 in grains of 2; three workers have shares of 3, 3 and 4.
 RECIPE = """
 import torch

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import samepath
-from samepath.engine import last_step
+from samepath.engine import copies
 from samepath.engine.checkpoint import list_checkpoints, save
-from samepath.engine.last_step import LastStep
+from samepath.engine.last_step import LastStep, newest
 from samepath.engine.launch import launch
 from samepath.engine.recover import recover
 from samepath.engine.session import Session
@@ -37,13 +37,15 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def body(folder: str, in_memory: dict[int, list[int]], on_disk: list[int], damage: bool) -> None:
+def body(
+    folder: str, in_memory: dict[int, list[int]], on_disk: list[int], damage: bool, logged: int
+) -> None:
     """Train six steps; each worker's machine has kept some of them, the disk others."""
     worker = int(os.environ["RANK"])
     found: dict[str, list[object]] = {}
     for link in ("auto", "network"):
-        last_step.MEMORY = Path(folder) / f"memory-{worker}-{link}"
-        last_step.MEMORY.mkdir()
+        copies.MEMORY = Path(folder) / f"memory-{worker}-{link}"
+        copies.MEMORY.mkdir()
         with samepath.start(link=link) as session:
             first = trainer(session)
             keeper = LastStep(RUN, Path(folder), pytest.fail)
@@ -54,16 +56,16 @@ def body(folder: str, in_memory: dict[int, list[int]], on_disk: list[int], damag
                 step = first.step_number
                 digests[step] = first.digest()
                 if step in in_memory.get(worker, []):
-                    keeper.keep(state_of(first), {"step": step})
+                    keeper.write(step, state_of(first), {"lines": step})
                 if step in on_disk and worker == 0:
-                    save(disk, state_of(first), {"step": step})
+                    save(disk, state_of(first), {"lines": step})
             if damage and worker == 0:
                 (list_checkpoints(disk)[-1] / "state.safetensors").write_bytes(b"?")
             session.collective.agree(True)
             second = trainer(session)
             notes: list[str] = []
             try:
-                recovered = recover(second, RUN, disk, notes.append)
+                recovered = recover(second, RUN, disk, notes.append, num_lines=lambda: logged)
             except CheckpointDamaged as error:
                 found[link] = [str(error).replace(str(disk), "it")]
                 continue
@@ -73,9 +75,14 @@ def body(folder: str, in_memory: dict[int, list[int]], on_disk: list[int], damag
 
 
 def found_by_all(
-    folder: Path, in_memory: dict[int, list[int]], on_disk: list[int], *, damage: bool = False
+    folder: Path,
+    in_memory: dict[int, list[int]],
+    on_disk: list[int],
+    *,
+    damage: bool = False,
+    logged: int = 6,
 ) -> list[list[object]]:
-    launch(body, (str(folder), in_memory, on_disk, damage), WORKERS)
+    launch(body, (str(folder), in_memory, on_disk, damage, logged), WORKERS)
     found = [json.loads((folder / f"worker-{w}.json").read_text()) for w in range(WORKERS)]
     for worker in found:
         assert worker["auto"] == worker["network"]
@@ -84,17 +91,23 @@ def found_by_all(
 
 def test_the_newest_of_all_memories(tmp_path: Path) -> None:
     found = found_by_all(tmp_path, {1: [3, 4], 2: [4, 5]}, [2])
-    assert found == [[[-1, {"step": 5}], 5, True, 0]] * WORKERS
+    assert found == [[[-1, {"lines": 5}], 5, True, 0]] * WORKERS
+
+
+def test_not_a_step_that_worker_0_had_not_logged(tmp_path: Path) -> None:
+    """The machine of worker 0 died; another's workers were ahead of it."""
+    found = found_by_all(tmp_path, {1: [3, 4], 2: [4, 5]}, [2], logged=4)
+    assert found == [[[-1, {"lines": 4}], 4, True, 0]] * WORKERS
 
 
 def test_the_disk_where_it_is_newer(tmp_path: Path) -> None:
     found = found_by_all(tmp_path, {0: [1, 2], 2: [2, 3]}, [1, 4])
-    assert found == [[[4, {"step": 4}], 4, True, 0]] * WORKERS
+    assert found == [[[4, {"lines": 4}], 4, True, 0]] * WORKERS
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_memory(tmp_path: Path) -> None:
     found = found_by_all(tmp_path, {2: [3]}, [2, 5], damage=True)
-    assert [f[:3] for f in found] == [[[-1, {"step": 3}], 3, True]] * WORKERS
+    assert [f[:3] for f in found] == [[[-1, {"lines": 3}], 3, True]] * WORKERS
     assert [f[3] for f in found] == [1, 0, 0]  # who reads the disk says so
 
 
@@ -105,3 +118,46 @@ def test_nothing_to_go_on_from(tmp_path: Path) -> None:
 def test_nothing_but_a_damaged_checkpoint(tmp_path: Path) -> None:
     found = found_by_all(tmp_path, {}, [2], damage=True)
     assert all(len(f) == 1 and "can be read" in str(f[0]) for f in found)
+
+
+def strided(session: Session) -> Trainer:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return session.prepare(model, optimizer, loss, batch_size=6, grain_size=2)
+
+
+def hand_out(folder: str, logged: int) -> None:
+    """Steps 1 to 4 are kept on the machine of worker 1, the last three as gradients; of some, lines
+    are on disk."""
+    worker = int(os.environ["RANK"])
+    copies.MEMORY = Path(folder) / f"memory-{worker}"
+    copies.MEMORY.mkdir()
+    with samepath.start() as session:
+        first = strided(session)
+        first.keeps = LastStep(RUN, Path(folder), pytest.fail)
+        digests = {}
+        for share in first.batches(torch.arange(24 * 48.0).view(24, 3, 4, 4) / 999, 0):
+            first.step(share)
+            first.keeps.keep(first, {"lines": first.step_number}, is_one_update=True)
+            digests[first.step_number] = first.digest()
+        if worker != 1:
+            first.keeps.close()
+        trail = newest(RUN)
+        assert (trail is not None and len(trail.changes) == 3) == (worker == 1)
+        session.collective.agree(True)
+        second = strided(session)
+        disk = Path(folder) / "none"
+        found = recover(second, RUN, disk, pytest.fail, num_lines=lambda: logged)
+        assert found == (-1, {"lines": logged})
+        same = second.digest() == digests[logged] and second.step_number == logged
+        (Path(folder) / f"worker-{worker}.json").write_text(json.dumps(same))
+
+
+@pytest.mark.parametrize("logged", [4, 2])
+def test_what_one_machine_has_for_all(logged: int, tmp_path: Path) -> None:
+    """Also of weights that lie in another order, and where worker 0's machine took lines along."""
+    launch(hand_out, (str(tmp_path), logged), WORKERS)
+    found = [json.loads((tmp_path / f"worker-{w}.json").read_text()) for w in range(WORKERS)]
+    assert found == [True] * WORKERS

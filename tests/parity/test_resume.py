@@ -21,7 +21,7 @@ from samepath.errors import UserError
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 STEPS = 10
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 STOP_SECONDS = 20.0  # less than the launcher would wait before it kills
 
 

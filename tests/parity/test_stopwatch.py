@@ -16,6 +16,8 @@ from samepath.insight.simulate import simulate
 from samepath.insight.stopwatch import measure_step, workload_from
 from samepath.recipe import find_recipe
 
+pytestmark = pytest.mark.alone
+
 SLEEPY = """
 import time
 import torch

@@ -44,11 +44,11 @@ def answering(app: ASGIApp, listening: socket) -> Iterator[None]:
         yield
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()
 
 
-def until(page: Page, script: str, seconds: float = 10.0) -> None:
+def until(page: Page, script: str, seconds: float = 60.0) -> None:
     """Wait for something to be true. (The page's policy forbids playwright's own way.)"""
     end = time.monotonic() + seconds
     while not page.evaluate(script):

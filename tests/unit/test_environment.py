@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from samepath.engine.environment import LOOPBACK, Place, first_host, read_place
+from samepath.engine.reports import Report
 from samepath.errors import UserError
 
 TORCHRUN = {
@@ -163,3 +164,9 @@ def test_first_host(nodes: str, first: str) -> None:
 def test_no_host() -> None:
     with pytest.raises(UserError, match="names no host"):
         first_host("")
+
+
+def test_a_signal_without_a_name() -> None:
+    named, unnamed = (Report.of_exit(0, -number, 7).message for number in (9, 40))
+    assert named == "worker 0 was ended by SIGKILL (process 7)"
+    assert unnamed == "worker 0 was ended by signal 40 (process 7)"

@@ -16,6 +16,7 @@ import os
 import pickle
 import struct
 import sys
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -269,6 +270,16 @@ def test_headers_that_crash_itk(header: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.mhd").write_bytes(header + b"ElementDataFile = LOCAL\n" + bytes(100))
     with refused(raises=ImageProblem):
         read_image(tmp_path / "a.mhd")
+
+
+def test_a_header_of_blanks_takes_no_time(tmp_path: Path) -> None:
+    """A pattern that tries every way to share them out takes an hour."""
+    blanks = b"Comment = a" + b" " * 500_000 + b"b" + b"\t" * 500_000
+    (tmp_path / "a.mhd").write_bytes(blanks + b"\0\n")
+    began = time.monotonic()
+    with pytest.raises(ImageProblem):
+        read_image(tmp_path / "a.mhd")
+    assert time.monotonic() - began < 10
 
 
 def test_a_pipe_as_a_scan_s_data(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samepath.engine import last_step
+from samepath.engine import copies
 from samepath.engine.last_step import LastStep, forget, forget_strangers, newest
 from samepath.engine.state import State
 
@@ -19,7 +19,7 @@ RUN = "0" * 31 + "1"
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Not the machine's."""
-    monkeypatch.setattr(last_step, "MEMORY", tmp_path)
+    monkeypatch.setattr(copies, "MEMORY", tmp_path)
     return tmp_path / f"samepath-{os.getuid()}"
 
 
@@ -42,8 +42,11 @@ def keeper(tmp_path: Path) -> LastStep:
 
 
 def check(step: int, size: int = 3000) -> None:
-    kept, expected = newest(RUN), state(step, size)
-    assert kept is not None
+    trail, expected = newest(RUN), state(step, size)
+    assert trail is not None
+    assert trail.changes == []
+    kept = trail.start
+    assert trail.progress == kept.progress
     assert kept.step == step
     assert kept.progress == {"epoch": step // 10}
     assert kept.state.structure == expected.structure
@@ -54,8 +57,14 @@ def check(step: int, size: int = 3000) -> None:
         assert torch.equal(found, tensor)
 
 
+def whole(memory: Path) -> Path:
+    """Of a worker's two files the one that has no notes."""
+    (file,) = memory.glob("*.2")
+    return file
+
+
 def keep(into: LastStep, step: int, size: int = 3000) -> None:
-    into.keep(state(step, size), {"epoch": step // 10})
+    into.write(step, state(step, size), {"epoch": step // 10})
 
 
 def test_what_is_kept_comes_back(tmp_path: Path, memory: Path) -> None:
@@ -64,8 +73,8 @@ def test_what_is_kept_comes_back(tmp_path: Path, memory: Path) -> None:
     for step in (1, 2, 3, 40):  # the last one's text is longer
         keep(kept, step)
         check(step)
-    (file,) = memory.iterdir()
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for file in memory.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(memory.stat().st_mode) == 0o700
 
 
@@ -74,10 +83,10 @@ def test_another_layout_takes_another_file(tmp_path: Path, memory: Path) -> None
     keep(kept, 1)
     keep(kept, 2, size=9000)
     check(2, size=9000)
-    assert len(list(memory.iterdir())) == 2  # the other workers need not be so far
+    assert len(list(memory.iterdir())) == 3  # the other workers need not be so far
     keep(kept, 3, size=9000)
     check(3, size=9000)
-    assert len(list(memory.iterdir())) == 1
+    assert len(list(memory.iterdir())) == 2
 
 
 @pytest.mark.parametrize("parts", [2, 3, 7])
@@ -95,8 +104,9 @@ def test_the_workers_of_a_machine_share_it(parts: int, tmp_path: Path, memory: P
                 assert newest(RUN) is None
         keep(workers[-1], step)
         check(step)
-    sizes = [file.stat().st_size for file in memory.iterdir()]
+    sizes = [file.stat().st_size for file in memory.glob("*.2")]
     assert len(sizes) == parts
+    assert len(list(memory.iterdir())) == 2 * parts  # and the notes
     assert max(sizes) < 2 * (12000 / parts + 3 * 4096 + 4096)
 
 
@@ -105,7 +115,7 @@ def test_a_damaged_copy_is_not_used(place: str, tmp_path: Path, memory: Path) ->
     kept = keeper(tmp_path)
     keep(kept, 1)
     keep(kept, 2)
-    (file,) = memory.iterdir()
+    file = whole(memory)
     content = bytearray(file.read_bytes())
     half = len(content) // 2  # step 2 is in the second
     content[half + {"header": 9, "text": 80, "data": half - 9000}[place]] ^= 1
@@ -134,8 +144,8 @@ def test_of_several_files_the_newest_counts_and_the_dead_ones_go(
     tmp_path: Path, memory: Path
 ) -> None:
     keep(keeper(tmp_path), 1)
-    (file,) = memory.iterdir()
-    dead = file.rename(memory / f"{RUN}.{2**22 + 1}.1")  # above the largest number of a process
+    file = whole(memory)
+    dead = file.rename(memory / f"{RUN}.{2**22 + 1}.1.2")  # above the largest number of a process
     after = keeper(tmp_path)
     keep(after, 2)
     check(2)
@@ -147,10 +157,10 @@ def test_of_several_files_the_newest_counts_and_the_dead_ones_go(
 
 def test_forgetting(tmp_path: Path, memory: Path) -> None:
     keep(keeper(tmp_path), 1)
-    (file,) = memory.iterdir()
+    file = whole(memory)
     forget(RUN)
     assert file.exists()  # whoever writes it is alive
-    dead = file.rename(memory / f"{RUN}.{2**22 + 1}.1")
+    dead = file.rename(memory / f"{RUN}.{2**22 + 1}.1.2")
     asked: list[tuple[str, Path]] = []
 
     def is_wanted(run: str, folder: Path) -> bool:
@@ -185,7 +195,39 @@ def test_a_folder_of_somebody_else_is_not_used(memory: Path, tmp_path: Path) -> 
     memory.mkdir(mode=0o777)
     memory.chmod(0o777)
     told: list[str] = []
-    LastStep(RUN, tmp_path, told.append).keep(state(1), {})
+    LastStep(RUN, tmp_path, told.append).write(1, state(1), {})
     assert len(told) == 1
     assert "not this user's alone" in told[0]
     assert newest(RUN) is None
+
+
+def test_a_process_number_that_another_user_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_ours(process: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", not_ours)
+    assert not copies.lives(tmp_path / f"run.{os.getpid()}.token.2")
+
+
+def test_without_room_beside_what_the_dead_left_the_newest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: Path
+) -> None:
+    keep(keeper(tmp_path), 1)
+    for number, file in enumerate(sorted(memory.iterdir())):
+        file.rename(memory / f"{RUN}.{2**22 + 1}.{number}{file.suffix}")
+    room = os.posix_fallocate
+
+    def small(descriptor: int, begin: int, length: int) -> None:
+        if any(not copies.lives(file) for file in memory.iterdir()):
+            raise OSError(28, "No space left on device")
+        room(descriptor, begin, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", small)
+    after = keeper(tmp_path)
+    keep(after, 2)
+    check(2)
+    keep(after, 3)
+    check(3)
+    assert all(copies.lives(file) for file in memory.iterdir())

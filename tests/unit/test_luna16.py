@@ -5,9 +5,11 @@ The scans are written here: a bright Gaussian blob at a known place, in air.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,13 +20,16 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
+from samepath import patience
 from samepath.cli.cubes import cubes as cubes_command
+from samepath.data import cube_cache
 from samepath.data.cutting import CubeSettings
 from samepath.data.images import simpleitk
 from samepath.data.luna16 import read_annotations
 from samepath.data.make_cubes import make_cubes
 from samepath.data.volumes import load_volumes
 from samepath.errors import UserError
+from samepath.patience import WaitedTooLong
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "luna16" / "annotations.csv"
 HEADER = "seriesuid,coordX,coordY,coordZ,diameter_mm\n"
@@ -342,6 +347,27 @@ for cache in ("locked", "free"):
     assert said.count(f"into {tmp_path / 'free'}") in (1, 2)
     assert sorted(p.suffix for p in (tmp_path / "locked").iterdir()) == ["", ".lock"]
     assert [p.suffix for p in (tmp_path / "free").iterdir()] == [""]
+
+
+def test_a_wait_for_others_has_a_limit_and_a_message(
+    luna: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAMEPATH_CACHE", str(tmp_path))
+    monkeypatch.setattr(cube_cache, "WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(patience, "QUIET_SECONDS", 0.1)
+    load_volumes(luna)
+    (lock,) = tmp_path.glob("*.lock")
+    (made,) = tmp_path.glob("luna16-*-*")
+    shutil.rmtree(made)
+    capsys.readouterr()
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(WaitedTooLong, match="waited 3 s for the process that makes the same"):
+            load_volumes(luna)
+    assert f"waiting for the process that makes the same cubes and has locked {lock}" in (
+        capsys.readouterr().err
+    )
+    load_volumes(luna)
 
 
 def test_whoever_ends_first_wins(luna: Path, tmp_path: Path) -> None:

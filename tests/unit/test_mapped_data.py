@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from samepath.data import DatasetSource, GrainRequest, TensorSource, as_source, mapped
+from samepath.data import DatasetSource, GrainRequest, Loaders, TensorSource, as_source, mapped
 from samepath.data.examples import examples_identity, in_memory, labels_of, only_rows
 from samepath.data.sources import SomeOf, Source
 from samepath.errors import UserError
@@ -62,7 +62,7 @@ def _bytes(folder: Path) -> Path:
 def test_arrays_are_columns(kind: str, loader_workers: int, tmp_path: Path) -> None:
     data = (KINDS[kind](tmp_path), LABELS)
     assert in_memory(data) == (kind == "memory")
-    source = as_source(data, seed=0, loader_workers=loader_workers)
+    source = as_source(data, seed=0, loaders=Loaders(loader_workers))
     assert isinstance(source, TensorSource)
     assert len(source) == 5
     check(source)
@@ -98,7 +98,7 @@ def test_kept_rows_of_a_file_stay_in_it(kind: str, tmp_path: Path) -> None:
     kept = only_rows(data, rows)
     assert isinstance(kept, tuple if kind == "memory" else SomeOf)
     for loader_workers in (0, 1):
-        source = as_source(kept, seed=0, loader_workers=loader_workers)
+        source = as_source(kept, seed=0, loaders=Loaders(loader_workers))
         assert len(source) == 6
         for wanted, (inputs, labels) in zip(REQUESTS, load(source), strict=True):
             assert inputs.tolist() == INPUTS[rows[wanted]].tolist()

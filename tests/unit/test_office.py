@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from samepath.engine import server
 from samepath.engine.collective import Mailbox
 from samepath.engine.letter import NOTHING
 from samepath.engine.server import Office
@@ -20,8 +19,9 @@ LIMIT_SECONDS = 10
 class Pretended(Mailbox):
     """Keeps what is sent; a test says what comes back."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, timeout_seconds: float = 600.0) -> None:
         self.num_workers = num_workers + 1
+        self.timeout_seconds = timeout_seconds
         self.sent: Queue[tuple[int, int]] = Queue()
         self.answers: dict[int, Queue[Tensor | Exception]] = {
             worker: Queue() for worker in range(1, self.num_workers)
@@ -52,9 +52,8 @@ def test_who_was_idle_longest_is_next() -> None:
     assert not office.idle
 
 
-def test_an_idle_worker_hears_that_the_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ALIVE_SECONDS", 0.01)
-    mailbox = Pretended(2)
+def test_an_idle_worker_hears_that_the_server_is_there() -> None:
+    mailbox = Pretended(2, timeout_seconds=2.0)
     office = Office(mailbox)
     office.order(message(7))  # to worker 1, which does not answer
     heard = [mailbox.sent.get(timeout=LIMIT_SECONDS) for _ in range(6)]

@@ -466,6 +466,7 @@ def test_buckets_are_filled_as_the_engine_does() -> None:
     )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("policy", [DDP, Static(), Queue()])
 def test_1536_workers_take_seconds(policy: Policy) -> None:
     workload = load(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from samepath.data import DatasetSource, GrainRequest, TensorSource, as_source
+from samepath.data import DatasetSource, GrainRequest, Loaders, TensorSource, as_source
 from samepath.data.sources import Source
 from samepath.errors import UserError
 
@@ -71,7 +71,7 @@ def test_grains_are_memory_of_their_own() -> None:
 @pytest.mark.parametrize("loader_workers", [0, 2])
 def test_a_dataset_meets_randomness_of_its_own(loader_workers: int) -> None:
     """An item's noise depends on (seed, epoch, example): not on neighbours, order or processes."""
-    source = as_source(Noisy(), seed=3, loader_workers=loader_workers)
+    source = as_source(Noisy(), seed=3, loaders=Loaders(loader_workers))
     assert isinstance(source, DatasetSource)
     assert len(source) == 5
     found = load(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.engine.course import Course
+from samepath.engine.course import LOOK_AHEAD, Course
 from samepath.engine.options import Options
 from samepath.errors import UserError
 from samepath.strategies import (
@@ -469,6 +469,8 @@ def test_epochs_alike() -> None:
     assert Course(options("decay", 4)).epochs_alike(0, ()) == 30
     assert Course(options("noise", 4)).epochs_alike(3, noises((1.0, 1.0))) == 4
     assert Course(options("noise", 1)).epochs_alike(3, ()) == 30, "nothing is measured"
+    long = Course(replace(options("decay", 4), epochs=10**12))
+    assert long.epochs_alike(7, ()) == 7 + LOOK_AHEAD, "which is soon known"
 
 
 @pytest.mark.usefixtures("registered")

@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from samepath.cli.tensorboard import tensorboard
+from samepath.engine.folder_lock import lock_folder
 from samepath.engine.options import Asked
-from samepath.engine.rundir import RunFolder, lock_folder
+from samepath.engine.rundir import RunFolder
 from samepath.engine.tensorboard import EventWriter
 from samepath.engine.train import Request, train
 from samepath.errors import UserError

@@ -43,7 +43,7 @@ def test_it_serves_the_current_folder_and_ends_at_ctrl_c(tmp_path: Path) -> None
             overview = json.load(answer)
         assert overview == {"folder": ".", "place": str(tmp_path), "things": [], "notes": []}
         started.send_signal(signal.SIGINT)
-        assert started.wait(10) == 0
+        assert started.wait(60) == 0
         assert started.stdout.read() == ""
         assert started.stderr.read() == ""
 

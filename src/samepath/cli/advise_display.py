@@ -5,13 +5,12 @@ Parts are run by other processes and bounded in time, so what moves is the clock
 
 from __future__ import annotations
 
-import sys
-
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
 from samepath.insight.advise import Watcher
+from samepath.say import say
 
 
 class _Clock(ProgressColumn):
@@ -47,7 +46,7 @@ class AdviseDisplay(Watcher):
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False)
         else:
-            print(f"samepath: {text}", file=sys.stderr, flush=True)
+            say(text)
 
     def close(self) -> None:
         if self._progress is not None:

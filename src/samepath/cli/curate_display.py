@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from samepath.curation.watch import Watcher
+from samepath.say import say
 
 QUIET_SECONDS = 2.0
 
@@ -48,4 +48,4 @@ class CurateDisplay(Watcher):
             self.note(f"{self._what}: {seconds:.0f} s")
 
     def note(self, text: str) -> None:
-        print(f"samepath: {text}", file=sys.stderr, flush=True)
+        say(text)

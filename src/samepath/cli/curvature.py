@@ -16,6 +16,7 @@ from samepath.cli.common import (
     stdout_kept_for_json,
     workers_option,
 )
+from samepath.say import say
 
 
 @click.command()
@@ -154,4 +155,4 @@ class Display:
                 self._progress.stop()  # gives the cursor back
             else:
                 seconds = time.monotonic() - self._began
-                print(f"samepath: {what}: {seconds:.0f} s", file=sys.stderr, flush=True)
+                say(f"{what}: {seconds:.0f} s")

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from samepath.engine.options import Options
 from samepath.engine.progress import Display
 from samepath.engine.settings import StepResult
+from samepath.say import say
 
 QUIET_SECONDS = 5.0
 
@@ -73,4 +74,4 @@ class LiveDisplay(Display):
             self._progress.stop()  # gives the cursor back
 
     def note(self, text: str) -> None:
-        print(f"samepath: {text}", file=sys.stderr, flush=True)
+        say(text)

@@ -5,6 +5,7 @@ Commands import the library when they run, so that `samepath --help` is quick.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import NoReturn
@@ -31,6 +32,7 @@ from samepath.cli.train import train
 from samepath.cli.ui import ui
 from samepath.cli.verify import verify
 from samepath.errors import SamepathError
+from samepath.say import say
 from samepath.version import __version__
 
 # torch's libraries answer a peer that is gone with a page of C++ frames; we say it in a line
@@ -82,7 +84,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        say(f"{error.filename or 'the disk'}: {error.strerror}; free space, or make it writable")
+        sys.exit(1)
     except SamepathError as error:
-        print(f"samepath: {error}", file=sys.stderr)
+        say(error)
         sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

@@ -17,6 +17,7 @@ from samepath.cli.common import (
     stdout_kept_for_json,
     workers_option,
 )
+from samepath.say import say
 
 
 @click.command()
@@ -122,7 +123,7 @@ def profile(
     )
     folder = choose_folder("profile", recipe, out)
     with stdout_kept_for_json(as_json):
-        found = profile_recipe(request, _tell)
+        found = profile_recipe(request, say)
         if found is None:  # a launcher's worker: the first one writes
             return 0
         page = write_profile(found, folder, recipe=recipe, command=sys.argv)
@@ -133,7 +134,3 @@ def profile(
     traces = [str(folder / trace_name(each.engine)) for each in found.timelines]
     click.echo(f"trace{'s' if len(traces) > 1 else ''}: {', '.join(traces)}; {OPEN}")
     return 0
-
-
-def _tell(text: str) -> None:
-    print(f"samepath: {text}", file=sys.stderr, flush=True)

@@ -5,13 +5,13 @@ Lives on worker 0.
 
 from __future__ import annotations
 
-import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from samepath.insight.profile_worker import Watcher
+from samepath.say import say
 
 QUIET_SECONDS = 10.0
 
@@ -26,7 +26,7 @@ class ProfileDisplay(Watcher):
         if not self._console.is_terminal:
             if time.monotonic() - self._spoke > QUIET_SECONDS:
                 self._spoke = time.monotonic()
-                print(f"samepath: {done} of {all_steps} steps", file=sys.stderr, flush=True)
+                say(f"{done} of {all_steps} steps")
             return
         if self._progress is None:
             self._progress = Progress(

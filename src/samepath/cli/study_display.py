@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from samepath.say import say
 from samepath.study.grid import Job
 from samepath.study.runner import Watcher
 
@@ -107,4 +107,4 @@ class StudyDisplay(Watcher):
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False)
         else:
-            print(f"samepath: {text}", file=sys.stderr, flush=True)
+            say(text)

@@ -124,10 +124,10 @@ def train(
       samepath train nodules --strategy asynchronous:bound=4 -n 4
     """
     from samepath.cli.display import LiveDisplay
+    from samepath.data.loaders import TIMEOUT_SECONDS
     from samepath.engine.environment import read_place
     from samepath.engine.options import Asked
     from samepath.engine.rendezvous import Crew
-    from samepath.engine.session import TIMEOUT_SECONDS
     from samepath.engine.train import Request
     from samepath.engine.train import train as train_request
 

@@ -26,7 +26,7 @@ from samepath.curation.cache import Arrays, read_arrays, write_arrays
 from samepath.curation.extractor import Extractor
 from samepath.curation.layers import INPUT, WHOLE, last_linear, no_linear, tapped
 from samepath.curation.watch import Silent, Watcher
-from samepath.data import GrainRequest, Source, as_source, seed_everything
+from samepath.data import GrainRequest, Loaders, Source, as_source, seed_everything
 from samepath.engine.evaluation import to_device
 from samepath.engine.launch import launch
 from samepath.engine.request import available_workers
@@ -192,7 +192,7 @@ def _work(
         source = as_source(
             recipe.train,
             seed=extraction.seed,
-            loader_workers=recipe.loader_workers,
+            loaders=Loaders(recipe.loader_workers),
             collate=recipe.collate,
         )
         mine = [waiting[n] for n in assign(len(waiting), session.num_workers)[session.worker]]

@@ -17,7 +17,8 @@ from samepath.curation.cache import Arrays, checksum, write_arrays
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.data.limits import brief, open_plain, opened_tensors, read_object
 from samepath.engine.checkpoint import write_atomically
-from samepath.engine.rundir import finite, lock_folder, make_folder
+from samepath.engine.folder_lock import is_empty, lock_folder
+from samepath.engine.rundir import finite, make_folder
 from samepath.errors import UserError
 
 ABOUT = "curation.json"
@@ -38,7 +39,7 @@ class CurationFolder:
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file; give a folder")
         there = self._origin()
-        if not there and self.path.is_dir() and any(self.path.iterdir()):
+        if not there and self.path.is_dir() and not is_empty(self.path):
             raise UserError(f"--out {self.path} is not empty and no curation; give a new folder")
         known = {name: there[name] for name in origin if name in there}
         if known and known != origin:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,11 @@ from samepath.data.luna16 import ANNOTATIONS, luna_job, luna_settings
 from samepath.data.make_cubes import Report, run_job
 from samepath.data.tables import files_below
 from samepath.errors import UserError
+from samepath.patience import Patience
+from samepath.say import say
+
+WAIT_SECONDS = 3600.0
+"""For somebody else's cubes."""
 
 
 def cached_cubes(folder: Path) -> Volumes:
@@ -49,11 +53,11 @@ def cached_cubes(folder: Path) -> Volumes:
     with _alone(cache / f"luna16-{key}.lock"):
         if found := _find_made(exact, key, scans):  # while this process waited
             return open_cubes(found)
-        print(f"samepath: making cubes of {folder}, once, into {exact}", file=sys.stderr)
+        say(f"making cubes of {folder}, once, into {exact}")
         about = {"source": source, "scans": scans}
         report, _ = run_job(luna_job(folder), exact, settings, about)
     if report.failed:
-        print(f"samepath: {_failures_line(report, exact)}", file=sys.stderr)
+        say(_failures_line(report, exact))
     return open_cubes(exact)
 
 
@@ -91,6 +95,7 @@ def _short(content: Any) -> str:
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """One process at a time, where the file system can; elsewhere the rename decides."""
+    patience = Patience(WAIT_SECONDS)
     import fcntl
 
     try:
@@ -98,6 +103,13 @@ def _alone(lock: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{lock}: {error.strerror}; set SAMEPATH_CACHE=FOLDER") from error
     with file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                patience.pause(f"the process that makes the same cubes and has locked {lock}")
+            except OSError:
+                break
+            else:
+                break
         yield

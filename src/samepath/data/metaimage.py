@@ -104,11 +104,11 @@ def _parse(content: bytes) -> _Header:
     num_bytes = 0
     for line in content.splitlines(keepends=True):
         num_bytes += len(line)
-        found = re.fullmatch(r"\s*(\w+)\s*[=:]\s*([^\0]*?)\s*", line.decode("latin-1"))
+        found = re.fullmatch(r"(\w+)\s*[=:]([^\0]*)", line.decode("latin-1").strip())
         if found is None and line.strip():
             break
         if found is not None:
-            name, value = found.groups()
+            name, value = found[1], found[2].strip()
             if fields.setdefault(name, value) is not value:
                 raise ImageProblem(f"its header gives {name[:40]} twice")
             if name == "ElementDataFile":

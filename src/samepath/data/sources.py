@@ -10,8 +10,6 @@ file only the requested rows are read.
 
 from __future__ import annotations
 
-import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from samepath.data.loaders import BY_ITSELF, Loaders
 from samepath.data.mapped import Column, expect_random_rows, expect_rows, is_mapped
 from samepath.data.randomness import seed_everything
 from samepath.errors import UserError
@@ -88,8 +87,7 @@ class TensorSource:
         self,
         data: Columns,
         *,
-        loader_workers: int = 0,
-        threads: int = 1,
+        loaders: Loaders = BY_ITSELF,
     ) -> None:
         self._single = isinstance(data, (Tensor, np.ndarray))
         parts = (data,) if isinstance(data, (Tensor, np.ndarray)) else tuple(data)
@@ -97,8 +95,7 @@ class TensorSource:
         self._mapped = [
             tensor for tensor, part in zip(self._tensors, parts, strict=True) if is_mapped(part)
         ]
-        self._loader_workers = loader_workers if self._mapped else 0
-        self._threads = threads
+        self._loaders = loaders if self._mapped else BY_ITSELF
         sizes = sorted({tuple(tensor.shape[:1]) for tensor in self._tensors})
         if len(sizes) != 1 or not sizes[0]:
             raise UserError(
@@ -124,16 +121,17 @@ class TensorSource:
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
         for tensor in self._mapped:
             expect_random_rows(tensor)
-        if not self._loader_workers:
+        if not self._loaders.number:
             yield from (self[request] for request in requests)
             return
-        yield from DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             self,  # type: ignore[arg-type]
             sampler=requests,
             batch_size=None,
             collate_fn=_as_it_is,
-            **_processes(self._loader_workers, self._threads),
+            **self._loaders.options(),
         )
+        yield from self._loaders.deliver(loader)
 
 
 def _as_it_is(grain: Any) -> Any:
@@ -168,32 +166,6 @@ class _KeyedDataset(Dataset[Any]):
         return self.dataset[example]
 
 
-class _LoaderStart:
-    """What a loader process does first (a class: it must pickle)."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-
-    def __call__(self, _worker: int) -> None:
-        torch.set_num_threads(self.threads)
-        # Ctrl-C and Slurm's preemption reach every process; the worker stops after its step, and
-        # until then it needs its loaders. They end when it does.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _processes(loader_workers: int, threads: int) -> dict[str, Any]:
-    """What a DataLoader is told about its processes."""
-    if not loader_workers:
-        return {}
-    return {
-        "num_workers": loader_workers,
-        "worker_init_fn": _LoaderStart(threads),
-        # torch's own default on Linux; a worker's is forkserver, which imports torch anew
-        "multiprocessing_context": "fork" if sys.platform == "linux" else None,
-    }
-
-
 class DatasetSource:
     """A map-style Dataset behind a DataLoader with any number of loader processes."""
 
@@ -202,8 +174,7 @@ class DatasetSource:
         dataset: Dataset[Any],
         *,
         seed: int,
-        loader_workers: int = 0,
-        threads: int = 1,
+        loaders: Loaders = BY_ITSELF,
         collate: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
     ) -> None:
@@ -216,8 +187,7 @@ class DatasetSource:
             raise UserError(f"{type(dataset).__name__} has no __len__; give a map-style Dataset")
         self._dataset = dataset
         self._seed = seed
-        self._loader_workers = loader_workers
-        self._threads = threads
+        self._loaders = loaders
         self._collate = collate or default_collate
         self._pin_memory = pin_memory
 
@@ -230,26 +200,27 @@ class DatasetSource:
             batch_sampler=([(r.epoch, int(e)) for e in r.examples] for r in requests),
             collate_fn=self._collate,
             pin_memory=self._pin_memory,
-            **_processes(self._loader_workers, self._threads),
+            **self._loaders.options(),
         )
-        yield from loader
+        yield from self._loaders.deliver(loader)
 
 
 def as_source(
     data: Data,
     *,
     seed: int,
-    loader_workers: int = 0,
-    threads: int = 1,
+    loaders: Loaders = BY_ITSELF,
     collate: Callable[[list[Any]], Any] | None = None,
     pin_memory: bool = False,
 ) -> Source:
     """Whatever a person gives as data, as a source."""
     columns = columns_of(data)
     if columns is not None and (collate is None or not isinstance(data, np.ndarray)):
-        return TensorSource(columns, loader_workers=loader_workers, threads=threads)
+        return TensorSource(columns, loaders=loaders)
     if isinstance(data, SomeOf):
-        whole = as_source(data.data, seed=seed, loader_workers=loader_workers, threads=threads)
+        whole = as_source(
+            data.data, seed=seed, loaders=loaders, collate=collate, pin_memory=pin_memory
+        )
         return SomeOf(whole, data.rows)
     if isinstance(data, Source):
         return data
@@ -257,8 +228,7 @@ def as_source(
         return DatasetSource(
             data,  # type: ignore[arg-type]
             seed=seed,
-            loader_workers=loader_workers,
-            threads=threads,
+            loaders=loaders,
             collate=collate,
             pin_memory=pin_memory,
         )

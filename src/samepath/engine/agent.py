@@ -36,12 +36,16 @@ FAILURES = 3
 """So often in a row, without a completed step, may workers raise before the run ends."""
 KILLS = 10
 """The same for workers that were killed: it says less about the run."""
+LOSSES = 30
+"""The same for failures of any kind, those of other machines included: they give up before."""
 FAULTS = 2
 """So often in a row may one worker raise before the run goes on without it."""
 EXIT_SECONDS = 30.0
 """How long a machine whose workers have finished waits for those of the others."""
-REGROUP_SECONDS = 1.0
+REGROUP_SECONDS = 10.0
 """How long those who stay wait to see who leaves."""
+QUIET_SECONDS = 1.0
+"""Four pulses: one that gives no sign for so long may be the one that others have lost."""
 STORE_VARIABLE = "SAMEPATH_STORE"
 
 
@@ -195,6 +199,8 @@ class Agent(LocalElasticAgent):
             return False
         first = group.workers[0].global_rank
         reports = read_reports(self._reports)
+        if not frozen and self._may_be_frozen(codes, first, reports):
+            return False
         if not frozen and all(first + h in reports and reports[first + h].regroup for h in failed):
             self._regrouping = self._regrouping or time.monotonic()
             if len(failed) < len(codes) and time.monotonic() - self._regrouping < REGROUP_SECONDS:
@@ -209,6 +215,16 @@ class Agent(LocalElasticAgent):
         self._decide(cause, cause.worker - first, elastic)
         return True
 
+    def _may_be_frozen(
+        self, codes: dict[int, int | None], first: int, reports: dict[int, Report]
+    ) -> bool:
+        """Everybody who failed has lost somebody, and somebody else has been quiet since: it will
+        be found frozen, or give a sign."""
+        failed = [reports.get(first + here) for here, code in codes.items() if code]
+        return all(report is not None and report.secondary for report in failed) and any(
+            codes[here] is None for here in self._pulses.silent(QUIET_SECONDS)
+        )
+
     def _decide(self, cause: Report, here: int, elastic: Elastic) -> None:
         """Start again, with or without the one that failed; or end."""
         if self._pulses.steps() > self._steps:
@@ -221,7 +237,10 @@ class Agent(LocalElasticAgent):
         raised_it = cause.raised and not cause.secondary  # to lose another says nothing of the run
         self._failures.append((raised_it, whose))
         raised = sum(raised for raised, _ in self._failures)
-        if cause.final or raised >= FAILURES or len(self._failures) >= KILLS:
+        here_failed = sum(whose is not None for _, whose in self._failures)
+        losses = LOSSES if self._meeting.leads or self._steps else KILLS  # it may be its network
+        too_often = raised >= FAILURES or here_failed >= KILLS or len(self._failures) >= losses
+        if cause.final or too_often:
             self._remaining_restarts = 0
             self.failure = cause.error()
             return

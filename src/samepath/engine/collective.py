@@ -13,7 +13,8 @@ import itertools
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.environment import LOOPBACK, Place
 from samepath.errors import WorkerLost
 from samepath.plan import Reduction
@@ -68,6 +70,8 @@ class Collective(ABC):
     worker: int
     num_workers: int
     device: torch.device
+    timeout_seconds: float
+    """How long to wait for anybody."""
 
     @abstractmethod
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
@@ -99,8 +103,9 @@ class Alone(Collective):
     worker = 0
     num_workers = 1
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.device = device
+        self.timeout_seconds = timeout_seconds
 
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
         return lambda: [record]
@@ -122,14 +127,16 @@ class Network(Collective):
         self.worker = place.worker
         self.num_workers = place.num_workers
         self.device = device
-        self._timeout = timedelta(seconds=timeout_seconds)
+        self.timeout_seconds = timeout_seconds
+        timeout = timedelta(seconds=timeout_seconds)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
-            _join("nccl" if device.type == "cuda" else "gloo", place, self._timeout)
+            _join("nccl" if device.type == "cuda" else "gloo", place, timeout)
         # Chunks come back through a group of their own: they start whenever a worker is ready, so
         # their order against outgoing buckets differs between workers, their own order does not.
         self.scatter_group: dist.ProcessGroup | None = dist.group.WORLD
-        self.gather_group: dist.ProcessGroup | None = dist.new_group(timeout=self._timeout)
+        with _peers_may_leave():
+            self.gather_group: dist.ProcessGroup | None = dist.new_group(timeout=timeout)
         self._travelling: deque[NetworkBucket] = deque()
 
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
@@ -144,7 +151,8 @@ class Network(Collective):
         return end
 
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
-        dist.broadcast(tensor, src=worker, group=self.scatter_group)
+        with _peers_may_leave():
+            dist.broadcast(tensor, src=worker, group=self.scatter_group)
 
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
         return NetworkBucket(self, length, dtype, exact=exact)
@@ -175,12 +183,13 @@ _joined = itertools.count()
 
 
 def _join(backend: str, place: Place, timeout: timedelta) -> None:
-    where: dict[str, Any] = {"store": _store(place, timeout)}
-    if where["store"] is None:
-        where = {"init_method": "env://"}
-    dist.init_process_group(
-        backend, rank=place.worker, world_size=place.num_workers, timeout=timeout, **where
-    )
+    with _peers_may_leave():
+        where: dict[str, Any] = {"store": _store(place, timeout)}
+        if where["store"] is None:
+            where = {"init_method": "env://"}
+        dist.init_process_group(
+            backend, rank=place.worker, world_size=place.num_workers, timeout=timeout, **where
+        )
 
 
 def _store(place: Place, timeout: timedelta) -> Store | None:
@@ -210,12 +219,19 @@ def _store(place: Place, timeout: timedelta) -> Store | None:
     )
 
 
-def wait(work: dist.Work) -> None:
-    """Wait for a collective; a peer that left becomes one clear error."""
+@contextmanager
+def _peers_may_leave() -> Iterator[None]:
+    """One that left becomes one clear error, which is not blamed on whoever meets it."""
     try:
-        work.wait()
+        yield
     except RuntimeError as error:
         raise WorkerLost(f"another worker left or stopped answering ({error})") from error
+
+
+def wait(work: dist.Work) -> None:
+    """Wait for a collective."""
+    with _peers_may_leave():
+        work.wait()
 
 
 class Mailbox:
@@ -228,6 +244,7 @@ class Mailbox:
     def __init__(self, place: Place, timeout_seconds: float) -> None:
         self.worker = place.worker
         self.num_workers = place.num_workers
+        self.timeout_seconds = timeout_seconds
         _join("gloo", place, timedelta(seconds=timeout_seconds))
 
     def send(self, message: Tensor, to: int) -> None:

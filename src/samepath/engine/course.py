@@ -16,6 +16,8 @@ from samepath.plan import Plan
 from samepath.strategies import Choice, Measure, Moment, find_strategy
 
 History = Sequence[Mapping[str, float]]
+LOOK_AHEAD = 1000
+"""Epochs. Looking through a million that somebody asks for would delay every restart."""
 
 
 class Course:
@@ -78,7 +80,8 @@ class Course:
         if self.measures:
             return epoch + 1
         plan, end = self.plan(epoch, history), epoch + 1
-        while end < self._options.epochs and self.plan(end, history) == plan:
+        last = min(self._options.epochs, epoch + LOOK_AHEAD)
+        while end < last and self.plan(end, history) == plan:
             end += 1
         return end
 

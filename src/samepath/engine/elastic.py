@@ -11,12 +11,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +26,23 @@ from samepath.engine import last_step
 from samepath.engine.agent import Elastic
 from samepath.engine.collective import machine_name
 from samepath.engine.environment import LOOPBACK
+from samepath.engine.folder_lock import is_locked
 from samepath.engine.launch import run_agent
 from samepath.engine.rendezvous import (
     FINISHED,
     Crew,
     Meeting,
     MeetingClosed,
-    Patience,
     Seat,
-    WaitedTooLong,
+    answers,
 )
 from samepath.engine.rundir import RunFolder
-from samepath.engine.sealed_store import LeaderLost, SeatTaken
+from samepath.engine.sealed_store import LeaderLost
 from samepath.errors import UserError, WorkerFailed
+from samepath.patience import Patience, WaitedTooLong
 
 MEETING = "meeting.json"
+SETTLE_SECONDS = 1.0
 ENDED = ("finished", "target", "diverged", "stuck")
 
 
@@ -70,6 +74,7 @@ def take_part(
     last_step.forget_strangers(_is_wanted)
     while True:
         meeting = _meet(folder, crew, machine, elastic.tell)
+        machine = replace(machine, expected=1, address=_own_address(machine, meeting.seat))
         try:
             with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
                 run_agent(meeting, function, arguments, Path(reports), elastic)
@@ -81,14 +86,16 @@ def take_part(
         except WaitedTooLong as error:
             raise WorkerFailed(f"{error}; the run can be resumed") from None
         except LeaderLost as error:
-            if meeting.leads:
-                raise WorkerFailed(f"the run's meeting is lost: {error}") from None
             if folder.read()["status"] in ENDED:
                 return
-            elastic.tell("the machine that led the run is gone; looking for another")
+            if meeting.leads:  # this process was frozen: workers begin again, with who comes back
+                elastic.tell(f"{error}; opening the run again")
+            else:
+                elastic.tell("the machine that led the run is gone; looking for another")
         finally:
             if meeting.leads:
-                (folder.path / MEETING).unlink(missing_ok=True)
+                with suppress(OSError):  # a full or read-only disk; the next leader replaces it
+                    (folder.path / MEETING).unlink(missing_ok=True)
 
 
 def _meet(folder: RunFolder, crew: Crew, machine: Machine, tell: Callable[[str], None]) -> Meeting:
@@ -101,7 +108,12 @@ def _meet(folder: RunFolder, crew: Crew, machine: Machine, tell: Callable[[str],
         "tell": tell,
     }
     while True:
-        if folder.try_lock():
+        seat = None if folder.holds_lock else _read_seat(file)
+        elsewhere = seat is not None and seat.address == LOOPBACK and seat.machine != machine_name()
+        if seat is not None and not elsewhere:
+            with suppress(LeaderLost):  # that one is gone, and the lock says when
+                return Meeting(crew, machine.workers, seat=seat, **settings)
+        if folder.try_lock():  # not before that: some file systems have no locks
             meeting = Meeting(
                 crew,
                 machine.workers,
@@ -110,18 +122,48 @@ def _meet(folder: RunFolder, crew: Crew, machine: Machine, tell: Callable[[str],
                 expected=machine.expected,
                 **settings,
             )
-            _write_secretly(file, json.dumps(asdict(meeting.seat)))
-            return meeting
-        seat = _read_seat(file)
-        if seat is not None:
-            if seat.address == LOOPBACK and seat.machine != machine_name():
-                raise UserError(
-                    f"the run in {folder.path} listens on its own machine only; "
-                    "start it with --interface NAME to take in other machines"
-                )
-            with suppress(SeatTaken):  # left by a leader that is gone; the lock says when
-                return Meeting(crew, machine.workers, seat=seat, **settings)
+            meeting.announce(_Announcement(file, meeting.seat, tell))
+            if machine.address == LOOPBACK or not _is_anothers(file, meeting.seat):
+                return meeting
+            meeting.leave()
+            folder.unlock()
+            tell("another machine leads the run too, where locks are not seen; joining it")
+            continue
+        if elsewhere:
+            raise UserError(
+                f"the run in {folder.path} listens on its own machine only; "
+                "start it with --interface NAME to take in other machines"
+            )
         patience.pause(f"the leader of the run in {folder.path}")
+
+
+def _is_anothers(file: Path, mine: Seat) -> bool:
+    """Where a file system tells machines nothing of each other's locks, several may come to lead at
+    once: the last who says so does."""
+    time.sleep(SETTLE_SECONDS)
+    seat = _read_seat(file)
+    return seat not in (None, mine)
+
+
+def _own_address(machine: Machine, seat: Seat) -> str:
+    """Where it would listen if it came to lead: where those who are in the run can reach it."""
+    if machine.interface is None and machine.address == LOOPBACK != seat.address:
+        return address_towards(seat.address)
+    return machine.address
+
+
+def is_led(folder: RunFolder) -> bool:
+    """Somebody else leads the run that is here: the lock says so or, where the file system has
+    none, whoever answers."""
+    if not folder.holds_run or folder.read()["status"] != "running":
+        return False
+    return is_locked(folder.path) or somebody_answers(folder)
+
+
+def somebody_answers(folder: RunFolder) -> bool:
+    """Where the run in a folder was said to meet."""
+    seat = _read_seat(folder.path / MEETING)
+    return seat is not None and answers(seat)
 
 
 def _read_seat(file: Path) -> Seat | None:
@@ -131,23 +173,56 @@ def _read_seat(file: Path) -> Seat | None:
         return None  # none yet, or the one before is just being replaced
 
 
+class _Announcement:
+    """Says where a run meets: now, or when a full disk has room again."""
+
+    def __init__(self, file: Path, seat: Seat, tell: Callable[[str], None]) -> None:
+        self._file, self._seat, self._tell = file, seat, tell
+        self._told = False
+
+    def __call__(self) -> bool:
+        try:
+            _write_secretly(self._file, json.dumps(asdict(self._seat)))
+        except OSError as error:
+            if not self._told:
+                self._tell(f"{self._file} cannot be written ({error.strerror}): nobody can join")
+            self._told = True
+            return False
+        return True
+
+
 def _write_secretly(file: Path, text: str) -> None:
     """Replace a file that only this user may read."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    with suppress(FileNotFoundError):
-        aside.unlink()
+    aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as opened:
-        opened.write(text)
-    aside.replace(file)
+    try:
+        with open(descriptor, "w") as opened:
+            opened.write(text)
+        aside.replace(file)
+    except OSError:
+        aside.unlink()
+        raise
 
 
 def _is_wanted(run_id: str, folder: Path) -> bool:
     """A run that can still be resumed."""
+    run = RunFolder(folder)
     try:
-        return RunFolder(folder).run_id() == run_id
-    except UserError:
-        return False
+        return run.holds_run and run.run_id() == run_id and run.read()["status"] not in ENDED
+    except (OSError, UserError):
+        return True  # it cannot be read now, and may be there
+
+
+def address_towards(other: str) -> str:
+    """This machine's address on the way to another."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((other, 9))  # nothing is sent
+        except OSError as error:
+            raise UserError(
+                f"there is no way to {other} ({error.strerror}); name one with --interface"
+            ) from None
+        return str(probe.getsockname()[0])
 
 
 def address_of(interface: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from samepath.data import GrainRequest, Source, seed_everything
+from samepath.engine.record import exact_sum
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import assign
@@ -83,9 +84,9 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
         ]
     )
     gathered = gathered[gathered[:, 0] > 0]
-    total = math.fsum(gathered[:, 0])
+    total = exact_sum(gathered[:, 0]) or math.nan  # nothing that counts has no mean
     return {
-        name: math.fsum(gathered[:, 0] * gathered[:, column]) / total
+        name: exact_sum(gathered[:, 0] * gathered[:, column]) / total
         for column, name in enumerate(names, start=1)
     }
 

@@ -1,45 +1,60 @@
 """The last completed step, in memory that outlives the processes of a run.
 
-In: a trainer's state after every step. Out, after a failure: the newest step that is complete.
-Guaranteed: two copies are written in turn, so that whoever is killed while writing leaves the one
-before; a copy that does not match its checksum is never used; nobody but this user can read it.
+In: a trainer around every update and after every step. Out, after a failure: the newest step that
+is complete. Guaranteed: a step that any worker has completed is not lost as long as its machine
+lives.
 
-The memory is files in /dev/shm, one for each worker: those of a machine share the copying. They go
-when the run has finished; a run that was killed leaves them for `--resume`, and the next run on
-this machine removes what belongs to no run any more.
+All of the state is kept every few steps, two copies in turn. In between it is the gradient, a third
+of that with Adam, from which `replay` makes the update again; it is kept before the update, and
+nobody ends the update before all have kept it. Beside these, each worker notes the run's progress.
+The files go when the run has finished; a run that was killed leaves them for `--resume`, and the
+next run on this machine removes what belongs to no run any more.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
-import secrets
-import struct
-import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from samepath.engine.state import State
+from samepath.engine import copies
+from samepath.engine.copies import Checksum, Copied, Copies, Share
+from samepath.engine.gradients import dense_strides
+from samepath.engine.settings import Pace
+from samepath.engine.state import State, state_of
 
-MEMORY = Path("/dev/shm")
-_HEADER = struct.Struct("<8sqqqqI")
-"""Mark; step; bytes of text, bytes before the data, bytes of data; checksum."""
-_MARK = b"samepath"
-_TEXT = 64
-"""Where the text begins, and what tensors are aligned to: a cache line."""
-_PAGE = 4096
+if TYPE_CHECKING:
+    from samepath.engine.trainer import Trainer
 
-Layout: TypeAlias = list[tuple[str, torch.dtype, torch.Size]]
-Piece: TypeAlias = tuple[str, torch.dtype, torch.Size, int, int]
-"""A stretch of a tensor's values: from, to."""
+WHOLE_EVERY = 16
+"""Steps. More would be hardly cheaper, and take more memory: that of so many gradients."""
+NOTES = WHOLE_EVERY + 1
+"""Steps: a machine that is lost with worker 0 takes its last lines of metrics along, and the run
+goes on from the newest step whose lines are there."""
+_WORTH = 0.5
+"""A change is to have at most so much of the bytes of a state."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What led from one step to the next."""
+
+    step: int
+    pace: Pace
+    weights: dict[Share, int]
+    """Checksums of what was updated."""
+    copied: list[Copied]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The gradient as the optimizer got it, and the model's buffers: read only now, because
+        all changes together are larger than the state."""
+        return copies.join(self.copied)
 
 
 @dataclass(frozen=True)
@@ -51,60 +66,30 @@ class Kept:
     progress: dict[str, Any]
 
 
-def _up(num_bytes: int, unit: int) -> int:
-    return -(-num_bytes // unit) * unit
+@dataclass(frozen=True)
+class Trail:
+    """A step, and what leads on from it."""
+
+    start: Kept
+    changes: list[Change]
+    progress: dict[str, Any]
+    """After the last of them."""
 
 
-def _pieces(tensors: Mapping[str, Tensor], part: int, parts: int) -> list[Piece]:
-    """One of so many equal parts of a state, the same cuts whoever makes them."""
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    low, high = total * part // parts, total * (part + 1) // parts
-    found, offset = [], 0
-    for name, tensor in tensors.items():
-        size, number = tensor.itemsize, tensor.numel()
-        begin, end = (min(max(-(-(cut - offset) // size), 0), number) for cut in (low, high))
-        if not number or not tensor.is_contiguous():  # not to be cut
-            mine = low <= offset < high or (part == parts - 1 and offset == total)
-            begin, end = (0, number) if mine else (number, number)
-            if mine and not number:
-                found.append((name, tensor.dtype, tensor.shape, 0, 0))
-        if begin < end:
-            found.append((name, tensor.dtype, tensor.shape, begin, end))
-        offset += tensor.nbytes
-    return found
+def gradient_and_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What an update is made from, apart from the state before."""
+    gradient = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {f"gradient/{n}": g for n, g in gradient.items()} | {
+        f"buffers/{n}": b for n, b in model.named_buffers()
+    }
 
 
-def _num_bytes(pieces: list[Piece]) -> int:
-    return _up(sum(_up((end - begin) * d.itemsize, _TEXT) for _, d, _, begin, end in pieces), _PAGE)
-
-
-def _views(data: Tensor, pieces: list[Piece]) -> list[Tensor]:
-    """The pieces, one after another; whole tensors in their shape."""
-    views, offset = [], 0
-    for _, dtype, shape, begin, end in pieces:
-        size = (end - begin) * dtype.itemsize
-        view = data[offset : offset + size].view(dtype)
-        views.append(view.view(shape) if end - begin == shape.numel() else view)
-        offset += _up(size, _TEXT)
-    return views
-
-
-def _sources(tensors: Mapping[str, Tensor], pieces: list[Piece]) -> list[Tensor]:
-    return [
-        tensors[name] if end - begin == shape.numel() else tensors[name].view(-1)[begin:end]
-        for name, _, shape, begin, end in pieces
-    ]
-
-
-def _checksum(claims: bytes, text: bytes, data: Tensor) -> int:
-    """CRC-32 of all that says what the data are, and of a 64-bit sum of each page of them: as fast
-    as memory."""
-    sums = data.view(torch.int64).view(-1, _PAGE // 8).sum(1)
-    return zlib.crc32(sums.numpy().data, zlib.crc32(text, zlib.crc32(claims)))
+def weights_of(model: nn.Module, share: Share) -> Checksum:
+    return Checksum(dict(model.named_parameters()), share)
 
 
 class LastStep:
-    """Where a worker keeps its part of the last step."""
+    """Where a worker keeps its share of the last step."""
 
     def __init__(
         self,
@@ -116,221 +101,240 @@ class LastStep:
         parts: int = 1,
     ) -> None:
         self._run_id = run_id
-        self._part, self._parts = part, parts
-        self._run_folder = str(folder.absolute())
+        self._folder = folder
         self._tell = tell
-        self._layout: Layout | None = None
-        self._file: Path | None = None
-        self._before: list[Path] = []
-        self._turn = 0
+        self._share = Share(part, parts)
+        self._whole: Copies | None = None
+        self._changes: Copies | None = None
+        self._notes: Copies | None = None
+        self._copied = self._has_change = False
+        self._takes_changes = True
+        self._step = -1
+        self._since_whole = 0
+        self._retired: list[Path] = []
+        self._since_retired = 0
         self._works = True
 
-    def keep(self, state: State, progress: dict[str, Any]) -> None:
-        """Keep this step, in place of the one before the last."""
+    @contextmanager
+    def around_update(self, trainer: Trainer, pace: Pace) -> Iterator[None]:
+        """Every parameter has its gradient, and nobody has used it (some optimizers write into
+        it)."""
+        self._copied = self._copy_change(trainer, pace)
+        everybody = trainer.collective.gather_begin(np.array([self._copied], np.uint8))
+        yield
+        self._has_change = all(record[0] for record in everybody())
+
+    def _copy_change(self, trainer: Trainer, pace: Pace) -> bool:
+        if self._whole is None or not self._takes_changes:
+            return False
+        tensors = gradient_and_buffers(trainer.model)
+        if self._changes is None or self._changes.layout != copies.layout_of(tensors):
+            if self._since_whole or _of_the_dead(self._run_id):
+                return False  # what is there is needed until all of the state is kept again
+            self._take_changes(trainer.model, tensors)
+        if self._changes is None:
+            return False
+        if self._at != [parameter.data_ptr() for parameter in self._parameters]:
+            self._watch(trainer.model)
+        how = {"learning_rate": pace.learning_rate, "schedule_steps": pace.schedule_steps}
+        self._changes.copy(tensors)
+        return self._changes.complete(
+            trainer.step_number + 1, {"kind": "change", "pace": how, "weights": self._weights()}
+        )
+
+    def keep(self, trainer: Trainer, progress: dict[str, Any], *, is_one_update: bool) -> None:
+        """Keep this step, of which it is said whether one update is all that it changed."""
+        is_kept = is_one_update and self._has_change and trainer.step_number == self._step + 1
+        self._step = trainer.step_number
+        self._since_whole += 1
+        if is_kept:
+            is_due = self._since_whole == WHOLE_EVERY
+            self.write(self._step, state_of(trainer) if is_due else None, progress)
+        else:
+            if self._copied and self._changes is not None:
+                self._changes.take_back()  # it does not lead to all of this step
+            # Nobody notes the step before all have done so, and worker 0 has written its files
+            trainer.collective.agree(True)
+            self.write(self._step, state_of(trainer), progress, is_one_update=False)
+            trainer.collective.agree(True)  # nobody goes on before all have their share
+        self._copied = self._has_change = False
+
+    def write(
+        self,
+        step: int,
+        state: State | None,
+        progress: dict[str, Any],
+        *,
+        is_one_update: bool = True,
+    ) -> None:
+        """A step's progress, and its state where that is due."""
         if not self._works:
             return
-        tensors = state.tensors
-        layout = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
-        moves = layout != self._layout
-        if moves:
-            self._pieces = _pieces(tensors, self._part, self._parts)
-        content: dict[str, Any] = {"part": (self._part, self._parts), "pieces": self._written()}
-        if self._part == 0:
-            content |= {"structure": state.structure, "progress": progress}
-        text = json.dumps(content | {"folder": self._run_folder}).encode()
-        if moves or _TEXT + len(text) > self._begin:
+        note = {"kind": "note", "progress": progress, "is_one_update": is_one_update}
+        try:
             try:
-                self._make(layout, text)
-            except OSError as error:
-                self._works = False
-                self._tell(
-                    f"the last step cannot be kept in memory ({error}); after a failure the run "
-                    "goes on from its newest checkpoint"
-                )
-                return
-        memory, views = self._copies[self._turn % 2]
-        self._turn += 1
-        header = memory[: _HEADER.size].numpy()
-        header[:] = 0  # from here on it is not complete
-        if views:
-            with torch.no_grad():
-                torch._foreach_copy_(views, _sources(tensors, self._pieces))
-        memory[_TEXT : _TEXT + len(text)].numpy()[:] = np.frombuffer(text, np.uint8)
-        data = memory[self._begin :]
-        claims = (_MARK, int(state.structure["step"]), len(text), self._begin, len(data))
-        checksum = _checksum(_HEADER.pack(*claims, 0), text, data)
-        header[:] = np.frombuffer(_HEADER.pack(*claims, checksum), np.uint8)
-        if self._turn == 2:
-            self._remove_those_before()
+                self._write_step(step, state, note)
+            except OSError:  # no room beside what the dead have left: better the newest than two
+                _remove(_of_the_dead(self._run_id))
+                self._write_step(step, state, note)
+        except OSError as error:
+            self._works = self._takes_changes = False
+            self._tell(
+                f"the last step cannot be kept in memory ({error}); after a failure the run "
+                "goes on from its newest checkpoint"
+            )
+        self._remove_retired()
 
-    def _written(self) -> list[Any]:
-        return [
-            (name, str(dtype).removeprefix("torch."), list(shape), begin, end)
-            for name, dtype, shape, begin, end in self._pieces
-        ]
+    def _write_step(self, step: int, state: State | None, note: dict[str, Any]) -> None:
+        if state is not None:
+            content = {"structure": state.structure} | note if self._share.part == 0 else {}
+            content |= {"kind": "whole"}
+            self._whole = self._write(self._whole, state.tensors, step, content, places=2)
+            self._whole_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
+            self._since_whole = 0
+        self._notes = self._write(self._notes, {}, step, note, places=NOTES)
 
-    def _remove_those_before(self) -> None:
-        """Mine, and of those who were killed. Not with the first copy in a new file: the others'
-        parts of that step need not be there yet; with the second all of them are."""
-        killed = [file for file in _files(self._run_id) if not _lives(file)]
-        for file in (*self._before, *killed):
-            file.unlink(missing_ok=True)
-        self._before.clear()
+    def _write(
+        self,
+        to: Copies | None,
+        tensors: Mapping[str, Tensor],
+        step: int,
+        content: dict[str, Any],
+        *,
+        places: int,
+    ) -> Copies:
+        """To there, or to a new place where that is of another shape or too small."""
+        if to is not None and to.layout == copies.layout_of(tensors):
+            to.copy(tensors)
+            if to.complete(step, content):
+                return to
+        self._retire(to)
+        made = self._make(tensors, places, content)
+        return self._write(made, tensors, step, content, places=places)
+
+    def _take_changes(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Make room for them, if they are of any use here."""
+        self._retire(self._changes)
+        self._changes = None
+        named = {*dict(model.named_parameters(remove_duplicate=False))}
+        named |= {*dict(model.named_buffers(remove_duplicate=False))}
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        self._takes_changes = (
+            num_bytes <= _WORTH * self._whole_bytes
+            and named >= {*model.state_dict()}  # no state of another kind, which would be missing
+            and all(p.stride() == dense_strides(p) for p in model.parameters())
+        )
+        if self._takes_changes:
+            self._watch(model)
+            try:
+                self._changes = self._make(tensors, WHOLE_EVERY, {"room": " " * 200})
+            except OSError:  # whole states do it too, and there is room for two of them
+                self._takes_changes = False
+
+    def _watch(self, model: nn.Module) -> None:
+        self._parameters = [*model.parameters()]
+        self._at = [parameter.data_ptr() for parameter in self._parameters]
+        self._weights = weights_of(model, self._share)
+
+    def _make(self, tensors: Mapping[str, Tensor], places: int, content: dict[str, Any]) -> Copies:
+        return Copies(
+            self._run_id,
+            self._folder,
+            tensors,
+            self._share,
+            places=places,
+            text=len(json.dumps(content)),
+        )
+
+    def _retire(self, those: Copies | None) -> None:
+        if those is not None:
+            self._retired.append(those.file)
+            self._since_retired = 0
+
+    def _remove_retired(self) -> None:
+        """And what those have left who were killed. Not with the first step in a new file: the
+        others' shares of it need not be there yet. With the second all of them are."""
+        self._since_retired += 1
+        if self._since_retired == 2:
+            _remove([*self._retired, *_of_the_dead(self._run_id)])
+            self._retired.clear()
 
     def close(self) -> None:
         """All of it is on disk."""
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
-
-    def _make(self, layout: Layout, text: bytes) -> None:
-        """Two empty copies in a file of their own."""
-        self._begin = _up(_TEXT + 2 * len(text), _PAGE)
-        size = self._begin + _num_bytes(self._pieces)
-        if self._file is not None:
-            self._before.append(self._file)
-        self._file = _own_folder() / f"{self._run_id}.{os.getpid()}.{secrets.token_hex(4)}"
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, 2 * size)  # an error now, not a SIGBUS later
-            memory = torch.frombuffer(mmap.mmap(descriptor, 2 * size), dtype=torch.uint8)
-        except OSError:
-            self._file.unlink()
-            raise
-        finally:
-            os.close(descriptor)
-        halves = memory[:size], memory[size:]
-        self._copies = [(half, _views(half[self._begin :], self._pieces)) for half in halves]
-        self._layout = layout
-        self._turn = 0
+        for those in (self._whole, self._changes, self._notes):
+            if those is not None:
+                those.file.unlink(missing_ok=True)
 
 
-def newest(run_id: str) -> Kept | None:
-    """The newest complete step of a run that this machine has."""
-    found: dict[tuple[int, int], dict[int, Part]] = {}
-    for file in _files(run_id):
-        for half in _halves(file):
-            read = _read(half)
-            if read is not None:
-                found.setdefault((read.step, read.parts), {})[read.part] = read
-    complete = [key for key, parts in found.items() if len(parts) == key[1]]
-    if not complete:
+def newest(
+    run_id: str, counts: Callable[[dict[str, Any]], bool] = lambda progress: True
+) -> Trail | None:
+    """What leads to the newest complete step of a run that this machine has, of those whose
+    progress `counts`."""
+    shares: dict[tuple[str, int, int], dict[Share, Copied]] = {}
+    complete: dict[str, dict[int, list[Copied]]] = {"whole": {}, "change": {}, "note": {}}
+    more_than_updates: set[int] = set()
+    for copied in copies.read(run_id):
+        kind, parts = copied.content["kind"], copied.share.parts
+        if not copied.content.get("is_one_update", True):
+            more_than_updates.add(copied.step)
+        those = shares.setdefault((kind, copied.step, parts), {})
+        those[copied.share] = copied
+        if len(those) == parts or kind == "note":  # which is the same whoever wrote it
+            complete[kind][copied.step] = sorted(those.values(), key=lambda c: c.share.part)
+    wholes, changes, notes = complete.values()
+    for step in more_than_updates:
+        changes.pop(step, None)  # left by workers that died before they could take it back
+    progress = {step: those[0].content["progress"] for step, those in (wholes | notes).items()}
+    ways = [
+        (end, start)
+        for start in wholes
+        for end in _reached(start, changes)
+        if end in progress and counts(progress[end])
+    ]
+    if not ways:
         return None
-    parts = found[max(complete)]
-    first = parts[0].content
-    state = State(_together(list(parts.values())), first["structure"])
-    return Kept(parts[0].step, state, first["progress"])
+    end, start = max(ways)
+    state = State(copies.join(wholes[start]), wholes[start][0].content["structure"])
+    return Trail(
+        Kept(start, state, progress[start]),
+        [_change(changes[step]) for step in range(start + 1, end + 1)],
+        progress[end],
+    )
+
+
+def _reached(step: int, changes: Container[int]) -> Iterator[int]:
+    yield step
+    while (step := step + 1) in changes:
+        yield step
+
+
+def _change(those: list[Copied]) -> Change:
+    return Change(
+        those[0].step,
+        Pace(**those[0].content["pace"]),
+        {copied.share: copied.content["weights"] for copied in those},
+        those,
+    )
 
 
 def forget(run_id: str) -> None:
     """The run has finished, or left this machine."""
-    for file in _files(run_id):
-        if not _lives(file):
-            file.unlink(missing_ok=True)
+    _remove(_of_the_dead(run_id))
 
 
 def forget_strangers(is_wanted: Callable[[str, Path], bool]) -> None:
     """Remove what belongs to no run any more: `is_wanted` is asked with a run and its folder."""
-    for file in _files("*"):
-        content = _text(file)
-        wanted = content is not None and is_wanted(
-            file.name.split(".")[0], Path(str(content["folder"]))
-        )
-        if not wanted and not _lives(file):
+    for file in _of_the_dead("*"):
+        run = copies.run_of(file)
+        if run is None or not is_wanted(*run):
             file.unlink(missing_ok=True)
 
 
-def _own_folder() -> Path:
-    folder = MEMORY / f"samepath-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts = folder.lstat()
-    if folder.is_symlink() or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise OSError(f"{folder} is not this user's alone")
-    return folder
+def _remove(files: list[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
-def _files(run_id: str) -> list[Path]:
-    with suppress(OSError):
-        return sorted(_own_folder().glob(f"{run_id}.*.*"))
-    return []  # no such memory here
-
-
-def _owner(file: Path) -> int:
-    return int(file.name.split(".")[1])
-
-
-def _lives(file: Path) -> bool:
-    try:
-        os.kill(_owner(file), 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _halves(file: Path) -> list[bytes]:
-    try:
-        content = file.read_bytes()
-    except OSError:
-        return []  # somebody removed it just now
-    return [content[: len(content) // 2], content[len(content) // 2 :]]
-
-
-def _text(file: Path) -> dict[str, Any] | None:
-    """What a file says of itself, if one of its copies is complete."""
-    for half in _halves(file):
-        content = _checked(half)
-        if content is not None:
-            return content
-    return None
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one worker kept of a step."""
-
-    step: int
-    part: int
-    parts: int
-    content: dict[str, Any]
-    data: Tensor
-
-
-def _read(half: bytes) -> Part | None:
-    content = _checked(half)
-    if content is None:
-        return None
-    part, parts = content["part"]
-    data = torch.frombuffer(bytearray(half[content["begin"] :]), dtype=torch.uint8)
-    return Part(content["step"], part, parts, content, data)
-
-
-def _together(parts: list[Part]) -> dict[str, Tensor]:
-    """The tensors of all parts."""
-    tensors: dict[str, Tensor] = {}
-    for part in parts:
-        pieces: list[Piece] = [
-            (name, getattr(torch, dtype), torch.Size(shape), begin, end)
-            for name, dtype, shape, begin, end in part.content["pieces"]
-        ]
-        for (name, dtype, shape, begin, end), view in zip(
-            pieces, _views(part.data, pieces), strict=True
-        ):
-            if name not in tensors:
-                tensors[name] = torch.empty(shape, dtype=dtype)
-            tensors[name].view(-1)[begin:end] = view.reshape(-1)
-    return tensors
-
-
-def _checked(half: bytes) -> dict[str, Any] | None:
-    """The text of a copy, if every byte is as it was written."""
-    if len(half) < _HEADER.size:
-        return None
-    mark, step, text_bytes, begin, data_bytes, checksum = _HEADER.unpack_from(half)
-    if mark != _MARK or begin + data_bytes != len(half) or not 0 < text_bytes <= begin - _TEXT:
-        return None
-    text = half[_TEXT : _TEXT + text_bytes]
-    data = torch.frombuffer(bytearray(half[begin:]), dtype=torch.uint8)
-    claims = _HEADER.pack(mark, step, text_bytes, begin, data_bytes, 0)
-    if _checksum(claims, text, data) != checksum:
-        return None
-    content: dict[str, Any] = json.loads(text)
-    return content | {"begin": begin, "step": step}
+def _of_the_dead(run_id: str) -> list[Path]:
+    return [file for file in copies.files(run_id) if not copies.lives(file)]

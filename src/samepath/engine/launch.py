@@ -8,7 +8,6 @@ which then have `SHUTDOWN_SECONDS` to save.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import multiprocessing
@@ -22,7 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +34,7 @@ from samepath.engine.agent import Agent, Elastic
 from samepath.engine.rendezvous import FINISHED, Crew, Meeting
 from samepath.engine.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
+from samepath.orphans import die_with_parent
 
 SHUTDOWN_SECONDS = 30
 LONGEST_TMPDIR = 60
@@ -101,12 +101,12 @@ def run_agent(
         failure = None
         if result.is_failed():
             failure = agent.failure or _first_failure(reports, result.failures)
-        if failure is not None or meeting.leads:
+        if meeting.leads or (failure is not None and not meeting.goes_on_without_us()):
             meeting.close(FINISHED if failure is None else str(failure))
         if failure is not None:
             raise failure
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise
         raise WorkerFailed(
             f"workers cannot be started ({error.strerror}: /dev/shm or the temporary folder takes "
@@ -205,19 +205,14 @@ def _die_with_launcher() -> None:
     threading.Thread(target=watch, name="samepath-launcher", daemon=True).start()
 
 
-def die_with_parent() -> None:
-    """Linux: when whoever started this process is killed, so is it (nobody is left to stop it, and
-    a run that is continued elsewhere must not be written to from here)."""
-    on_parents_death = 1  # PR_SET_PDEATHSIG
-    with suppress(OSError, AttributeError):  # another system: the run's lock has to do
-        ctypes.CDLL(None).prctl(on_parents_death, signal.SIGKILL, 0, 0, 0)
-
-
 def _first_failure(reports: Path, failures: dict[int, ProcessFailure]) -> SamepathError:
-    """The failure that came first; that somebody else was lost is never the cause."""
-    found = [report for report in read_reports(reports).values() if not report.secondary]
-    if found:
-        return min(found, key=lambda report: report.time).error()
+    """The failure that came first; that somebody else was lost is only a cause if nobody was."""
+    found = read_reports(reports)
+    ended_by_us = (-signal.SIGTERM, 128 + signal.SIGTERM)
+    killed = [w for w, f in failures.items() if w not in found and f.exitcode not in ended_by_us]
+    own = [report for report in found.values() if not report.secondary]
+    if own or (found and not killed):
+        return min(own or found.values(), key=lambda report: report.time).error()
     return _describe(failures)
 
 

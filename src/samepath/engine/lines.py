@@ -2,12 +2,15 @@
 
 In: lines, one by one. Out: the file. Guaranteed: the kernel has each line at once (the end of this
 process does not lose it), or it waits in memory until it can be had; their order is kept; never
-half of one is left behind; what is synced is on disk.
+half of one is left behind; what is synced is on disk. If `eager`, each is brought to the disk soon,
+by a thread: the end of this machine loses only the last ones.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 MOST_UNSYNCED = 1 << 20
@@ -17,7 +20,7 @@ MOST_UNSYNCED = 1 << 20
 class Lines:
     """The end of a file of lines."""
 
-    def __init__(self, path: Path, end: int) -> None:
+    def __init__(self, path: Path, end: int, *, eager: bool = False) -> None:
         """What the file holds beyond its first `end` bytes goes."""
         self._path = path
         self._end = end
@@ -27,6 +30,7 @@ class Lines:
         self._unsynced = bytearray()
         """The kernel has it; whether the disk has, it has not said."""
         self._file: int | None = None
+        self._soon = Soon(path) if eager else None
 
     def add(self, line: str) -> None:
         self._waiting += line.encode() + b"\n"
@@ -48,6 +52,8 @@ class Lines:
             self._end += whole
             self._beyond = written > whole
             self._cut()
+        if self._soon is not None:
+            self._soon.wanted.set()
         if len(self._unsynced) > MOST_UNSYNCED:
             self.sync()
 
@@ -73,6 +79,9 @@ class Lines:
 
     def close(self) -> bool:
         """Close the file; False if something has not reached the disk."""
+        if self._soon is not None:
+            self._soon.end()
+            self._soon = None
         try:
             self.sync()
         except OSError:
@@ -82,3 +91,26 @@ class Lines:
                 os.close(self._file)
                 self._file = None
         return True
+
+
+class Soon:
+    """A thread that brings a file to the disk whenever that is `wanted`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ended = False
+        self.wanted = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="samepath-sync", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended = True
+        self.wanted.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self.wanted.wait() and not self._ended:
+            self.wanted.clear()
+            # Each who has opened a file is told of an error: whoever must have it hears it too
+            with suppress(OSError), self._path.open("rb") as file:
+                os.fdatasync(file.fileno())

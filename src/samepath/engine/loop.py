@@ -11,6 +11,7 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from samepath.data import Source, seed_everything
@@ -28,8 +29,8 @@ from samepath.engine.settings import StepResult
 from samepath.engine.state import state_of
 from samepath.engine.tensorboard import EventWriter
 from samepath.engine.trainer import Trainer
-from samepath.engine.weights import BEST, Epoch, kept_weights
-from samepath.errors import CheckpointDamaged, Diverged
+from samepath.engine.weights import BEST, epochs_of, kept_weights
+from samepath.errors import CheckpointDamaged, Diverged, NotSaved
 from samepath.keys import key
 from samepath.recipe import Recipe
 
@@ -89,6 +90,7 @@ class Run:
         events: bool = False,
         keeps: LastStep | None = None,
         elastic: bool = False,
+        others_go_on: bool = False,
     ) -> None:
         self.recipe = recipe
         self.options = options
@@ -99,13 +101,15 @@ class Run:
         self.stop_asked = stop_asked
         self.after_step = after_step
         self.checkpoint_steps = checkpoint_steps
-        self.keeps = keeps
         self.elastic = elastic
+        self.others_go_on = others_go_on
+        """On other machines, should this one stop or be lost: one step in memory is enough."""
         self._wants_events = events and self.writes is not None
         self._events: EventWriter | None = None
         self.course = Course(options)
         self.trainer = make_trainer(recipe, options, session)
         self.trainer.doubt = self.display.note
+        self.trainer.keeps = keeps
         self.progress = Progress()
         self._step_seconds = array("d")
         self._examples = 0
@@ -119,6 +123,7 @@ class Run:
             self.folder.run_id(),
             self.folder.checkpoints,
             self.display.note,
+            num_lines=self.folder.num_lines,
             is_on_disk=self._is_on_disk,
         )
         if found is None:
@@ -138,10 +143,13 @@ class Run:
         memory of the process that was killed; then the run goes on from a checkpoint.)"""
         assert self.folder is not None
         epochs, there = int(progress["epoch"]), kept_weights(self.folder.weights)
-        wanted: list[Epoch] = [epoch for epoch in self.recipe.keep_weights if epoch <= epochs]
-        if self.recipe.keep_weights and progress["best_loss"] is not None:
-            wanted.append("best")
-        return self.folder.num_updates() >= int(progress["updates"]) and set(wanted) <= set(there)
+        wanted = {epoch for epoch in self.recipe.keep_weights if epoch <= epochs}
+        best = int(progress.get("best_epochs", 0))  # later ones are written again
+        return (
+            self.folder.num_lines() >= int(progress.get("lines", 0))
+            and wanted <= set(there)
+            and (not best or (BEST in there and epochs_of(there[BEST]) >= best))
+        )
 
     def go(self) -> RunResult:
         """Train until something ends it."""
@@ -149,7 +157,7 @@ class Run:
         if self.writes is not None:
             if self.elastic:
                 self.writes.write_status("running")  # it may have stopped for somebody who left
-            self.writes.open_metrics(self.trainer.step_number)
+            self.writes.open_metrics(self.trainer.step_number, eager=self.others_go_on)
             if self._wants_events:
                 self._events = EventWriter(self.writes.path, warn=self.display.note)
         if self.trainer.step_number == 0:
@@ -165,7 +173,10 @@ class Run:
                 self.writes.close_metrics()
             if self._events is not None:
                 self._events.close()
-        self._save()
+        others_go_on = status == "interrupted" and self.others_go_on and not self._all_stop()
+        if others_go_on:
+            self._keep(is_one_update=False)
+        self._save(warn=self.display.note if others_go_on else None)
         self._final_evaluation(status)
         seconds = time.perf_counter() - started
         timed = self._step_seconds[1:] or self._step_seconds
@@ -193,8 +204,14 @@ class Run:
             signal=(self.stop_asked() or None) if status == "interrupted" else None,
         )
         if self.writes is not None:
-            self.writes.write_result(result)
+            with suppress(NotSaved) if others_go_on else nullcontext():
+                self.writes.write_result(result)
         return result
+
+    def _all_stop(self) -> bool:
+        """Everybody was asked to, and nobody goes on."""
+        self.trainer.settle()
+        return self.session.collective.agree(self.stop_asked() != 0)
 
     def _steps(self) -> str:
         if self._target_reached():
@@ -244,15 +261,16 @@ class Run:
             if any(result.stop for result in results):
                 return "interrupted"
             self._save_if_due()
-            self._keep()
+            is_one_update = len(results) == 1 and not trainer.underway and place + 1 < per_epoch
+            self._keep(is_one_update=is_one_update)
         return None
 
-    def _keep(self) -> None:
+    def _keep(self, *, is_one_update: bool) -> None:
         """The step is complete: it is never lost from here on."""
         if self.elastic:
             self.trainer.settle()  # on all workers, or on none
-        if self.keeps is not None:
-            self.keeps.keep(state_of(self.trainer), vars(self.progress))
+        if self.trainer.keeps is not None:
+            self.trainer.keeps.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
         pulse.completed(self.trainer.step_number)
 
     def _note(self, result: StepResult) -> None:
@@ -303,7 +321,8 @@ class Run:
         if loss is not None and (best is None or loss < best):
             progress.best_loss = loss
             if self.recipe.keep_weights:
-                self._keep_weights("best")
+                progress.best_epochs = progress.epoch
+                self._keep_weights(progress.epoch, best=True)
         if self._target_reached():
             return "target"
         if self._stuck():
@@ -322,10 +341,10 @@ class Run:
         moved = max(recent) - min(recent)
         return len(recent) > patience and moved <= STUCK * abs(min(recent))
 
-    def _keep_weights(self, epoch: Epoch) -> None:
+    def _keep_weights(self, epochs: int, *, best: bool = False) -> None:
         """If the recipe wants them. A resumed run writes the same again."""
-        if self.writes is not None and (epoch == BEST or epoch in self.recipe.keep_weights):
-            self.writes.keep_weights(epoch, self.trainer.model, self.display.note)
+        if self.writes is not None and (best or epochs in self.recipe.keep_weights):
+            self.writes.keep_weights(epochs, self.trainer.model, self.display.note, best=best)
 
     def _evaluate(self) -> None:
         assert self.recipe.valid is not None
@@ -346,6 +365,7 @@ class Run:
             self._evaluate()
 
     def _log(self, **fields: Any) -> None:
+        self.progress.lines += 1
         if self.writes is not None:
             fields["seconds"] = round(time.perf_counter() - self._started, 6)
             self.writes.log(self.display.note, **fields)

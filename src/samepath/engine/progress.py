@@ -62,6 +62,10 @@ class Progress:
     """What the strategy had measured at the end of each epoch."""
     noise: dict[str, float] = field(default_factory=dict)
     """Of a NoiseScale: what it has averaged."""
+    lines: int = 0
+    """Logged."""
+    best_epochs: int = 0
+    """After so many it was reached; 0 where nothing is kept as the best."""
     updates: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0

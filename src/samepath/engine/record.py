@@ -7,7 +7,7 @@ grains. One small gather per step: it travels while the last bucket does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +62,14 @@ def pack(
     return np.concatenate([numbers.view(np.uint8).ravel(), words, flags, buffers])
 
 
+def exact_sum(values: Iterable[float]) -> float:
+    """In any order the same; NaN where there is none (infinities of both signs, or too large)."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
 def unpack(division: Division, records: Sequence[Record], num_parameters: int) -> StepFacts:
     """Everybody's records as facts."""
     most = division.most_grains
@@ -83,7 +91,7 @@ def unpack(division: Division, records: Sequence[Record], num_parameters: int) -
     anyone = np.bitwise_or.reduce(flags)
     return StepFacts(
         # a grain that counts for nothing may have no loss to speak of (0 / 0)
-        loss=math.fsum(loss * scale for loss, scale in pairs if scale),
+        loss=exact_sum(loss * scale for loss, scale in pairs if scale),
         grain_losses=tuple(loss for loss, _ in pairs),
         grain_norms=average(norms),
         stop=bool(anyone[0]),

@@ -9,6 +9,7 @@ alone.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,16 @@ from samepath.engine import last_step
 from samepath.engine.checkpoint import list_checkpoints, load_newest, step_of
 from samepath.engine.collective import Collective
 from samepath.engine.last_step import Kept
-from samepath.engine.state import State, digest, load_state
+from samepath.engine.replay import replay
+from samepath.engine.state import State, digest, load_state, state_of
 from samepath.errors import CheckpointDamaged
 
 if TYPE_CHECKING:
     from samepath.engine.trainer import Trainer
 
 _NOTHING, _DAMAGED = -1, -2
+_STEPS_LINES = 3
+"""At most so many belong to one step, which may be computed again."""
 
 
 def recover(
@@ -38,16 +42,32 @@ def recover(
     checkpoints: Path,
     note: Callable[[str], None],
     *,
+    num_lines: Callable[[], int] = lambda: sys.maxsize,
     is_on_disk: Callable[[dict[str, Any]], bool] = lambda progress: True,
 ) -> tuple[int, dict[str, Any]] | None:
     """Put the trainer where the run stood. The step of the checkpoint that was used (-1: it was in
-    memory) and the run's progress; None if there is nothing to go on from. Worker 0 says whether a
-    step in memory `is_on_disk` with all that goes with it; it is not used otherwise."""
-    collective = trainer.collective
-    mine = None if run_id is None else last_step.newest(run_id)
+    memory) and the run's progress; None if there is nothing to go on from. Worker 0 says how
+    many lines are on disk, and whether a step in memory `is_on_disk` with all else that goes with
+    it; it is not used otherwise."""
+    collective, new = trainer.collective, state_of(trainer).clone()
+    logged = _tell(collective, num_lines() if collective.worker == 0 else 0)[0]
+    missing = 0
+
+    def is_logged(progress: dict[str, Any]) -> bool:
+        nonlocal missing
+        lines = int(progress.get("lines", 0))
+        missing = max(missing, lines - logged)
+        return lines <= logged
+
+    trail = None if run_id is None else last_step.newest(run_id, is_logged)
+    mine = None if trail is None else replay(trainer, trail, note)
     mine = _agree(collective, mine, _tell(collective, _step(mine)))
-    if mine is not None and not _tell(collective, is_on_disk(mine.progress))[0]:
-        mine = None
+    missing = max(_tell(collective, missing))
+    if mine is not None:
+        usable = collective.worker != 0 or is_on_disk(mine.progress)
+        mine = mine if _tell(collective, usable)[0] else None
+    if missing > _STEPS_LINES and collective.worker == 0:
+        note(f"{missing} lines of metrics were lost on a disk that took none; they come again")
     saved = _NOTHING
     if collective.worker == 0:
         there = list_checkpoints(checkpoints)
@@ -66,6 +86,7 @@ def recover(
     if saved != _NOTHING:
         mine = _agree(collective, mine, [saved] + [_NOTHING] * (collective.num_workers - 1))
     if mine is None:
+        load_state(trainer, new)
         return None
     load_state(trainer, mine.state)
     if trainer.digest() != digest(mine.state):
@@ -91,13 +112,17 @@ def _tell(collective: Collective, number: int) -> list[int]:
     return [int(other.view(np.int64)[0]) for other in collective.gather(record)]
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """As it travels, however it lies in memory."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
 def _hand_out(collective: Collective, kept: Kept | None, *, source: int) -> Kept:
     """One worker's step, for all of them."""
     if collective.worker == source:
         assert kept is not None
         text = json.dumps([kept.step, kept.state.structure, kept.progress]).encode()
-        tensors = {n: t.detach().cpu().clone() for n, t in kept.state.tensors.items()}
-        data = dump_tensors(tensors)
+        data = dump_tensors({n: _plain(t) for n, t in kept.state.tensors.items()})
         sizes = [len(text), len(data)]
     else:
         text, data, sizes = b"", b"", [0, 0]

@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch.distributed.elastic.rendezvous import (
@@ -22,7 +23,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
-    RendezvousTimeoutError,
 )
 
 from samepath.engine.environment import LOOPBACK
@@ -33,17 +33,15 @@ from samepath.engine.sealed_store import (
     open_store,
     reach_store,
 )
+from samepath.patience import Patience
 
 FINISHED = "finished"
 """Why a meeting is over when all went well."""
 BEAT_SECONDS = 0.5
-POLL_SECONDS = 0.02
 SILENT_SECONDS = 5.0
 """A machine that is not heard of for so long is not there."""
 FIRST_SECONDS = 30.0
 """How long those who are known to come are waited for in the first round."""
-QUIET_SECONDS, REMIND_SECONDS = 2.0, 60.0
-"""Somebody who waits says so after a moment, and then every minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +86,6 @@ class MeetingClosed(RendezvousClosedError):
     """The run has ended; the message says why."""
 
 
-class WaitedTooLong(RendezvousTimeoutError):
-    """For workers, or for a leader."""
-
-
 class Meeting(RendezvousHandler):
     """One machine's part in the meeting of a run."""
 
@@ -130,10 +124,17 @@ class Meeting(RendezvousHandler):
         self.round: Round | None = None
         self._seen: dict[int, tuple[int, float]] = {}
         self._member = self._store.add("members", 1) - 1
-        self._lost: Exception | None = None
+        self._lost = ""
+        """Why the leader does not answer."""
         self._ended = threading.Event()
+        self._announcement: Callable[[], bool] = lambda: True
         self._beating = threading.Thread(target=self._beat, name="samepath-beat", daemon=True)
         self._beating.start()
+
+    def announce(self, say_where: Callable[[], bool]) -> None:
+        """Say where the run meets; if that is impossible now, again until it is not."""
+        if not say_where():
+            self._announcement = say_where
 
     # ---- what torch's agent asks
 
@@ -196,6 +197,11 @@ class Meeting(RendezvousHandler):
         self.leave()
         return True
 
+    def goes_on_without_us(self) -> bool:
+        """The workers of the others are enough."""
+        round_ = self.round
+        return round_ is None or round_.num_workers - round_.here >= self.crew.least
+
     # ---- leaving
 
     def close(self, why: str) -> None:
@@ -206,11 +212,9 @@ class Meeting(RendezvousHandler):
         """Be gone; those who stay find out."""
         self._ended.set()
         self._beating.join()
-        if self._lost is None:
-            try:
+        if not self._lost:
+            with suppress(LeaderLost):  # then it knows
                 self._store.set(f"left/{self._member}", True)
-            except LeaderLost as error:
-                self._lost = error
 
     # ---- the leader's part
 
@@ -290,8 +294,8 @@ class Meeting(RendezvousHandler):
         patience.pause(missing)
 
     def _refuse_if_over(self) -> None:
-        if self._lost is not None:
-            raise LeaderLost(str(self._lost))
+        if self._lost:
+            raise LeaderLost(self._lost)
         why = self._store.get("closed")
         if why is not None:
             raise MeetingClosed(str(why))
@@ -301,27 +305,18 @@ class Meeting(RendezvousHandler):
             try:
                 self._store.add(f"beat/{self._member}", 1)
             except LeaderLost as error:
-                self._lost = error
+                self._lost = str(error)
                 return
+            if self._announcement():
+                self._announcement = lambda: True
 
 
-class Patience:
-    """A limit to waiting, and a word about it now and then."""
-
-    def __init__(self, seconds: float, tell: Callable[[str], None]) -> None:
-        self._seconds = seconds
-        self._tell = tell
-        self._began = time.monotonic()
-        self._told = self._began + QUIET_SECONDS - REMIND_SECONDS
-
-    def pause(self, missing: str) -> None:
-        now = time.monotonic()
-        if now - self._began > self._seconds:
-            raise WaitedTooLong(f"waited {self._seconds:.0f} s for {missing}")
-        if now - self._told > REMIND_SECONDS:
-            self._told = now
-            self._tell(f"waiting for {missing}")
-        time.sleep(POLL_SECONDS)
+def answers(seat: Seat) -> bool:
+    """A meeting is held there, and it is that one."""
+    try:
+        return SealedStore(reach_store(seat.address, seat.port), seat.secret).get("open") is True
+    except LeaderLost:
+        return False
 
 
 def share_out(offers: dict[int, int], most: int) -> dict[int, int]:

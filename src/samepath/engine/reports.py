@@ -84,7 +84,7 @@ class Report:
     def of_exit(cls, worker: int, code: int, process: int) -> Report:
         how = f"ended with exit code {code}"
         if code < 0:
-            how = f"was ended by {signal.Signals(-code).name} (process {process})"
+            how = f"was ended by {_name(-code)} (process {process})"
         return cls(worker=worker, message=f"worker {worker} {how}", time=time.monotonic())
 
     @classmethod
@@ -118,6 +118,14 @@ class Report:
         if self.raised and not self.ours:
             return WorkerFailed(f"worker {self.worker} failed:\n{self.traceback.rstrip()}")
         return WorkerFailed(self.message)
+
+
+def _name(number: int) -> str:
+    """Of a signal; real-time ones have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def read_reports(folder: Path) -> dict[int, Report]:

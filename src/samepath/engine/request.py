@@ -6,7 +6,6 @@ In: a Request. Out: the same with everything decided, its Options, and a folder 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,16 +13,18 @@ from typing import Any, Literal
 
 import torch
 
+from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.course import Course
-from samepath.engine.elastic import MEETING, Machine
+from samepath.engine.elastic import MEETING, Machine, somebody_answers
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
 from samepath.engine.progress import Display
 from samepath.engine.rendezvous import Crew
 from samepath.engine.rundir import RunFolder, next_free
-from samepath.engine.session import TIMEOUT_SECONDS, too_many_workers
+from samepath.engine.session import too_many_workers
 from samepath.engine.tensorboard import FOLDER, require_tensorboard
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe
+from samepath.say import say
 from samepath.strategies import find_strategy
 from samepath.strategies.asynchronous import Asynchronous
 
@@ -126,10 +127,14 @@ def prepare(
         earlier = folder.read()
         before, now = earlier["starts"][-1]["versions"]["torch"], versions()["torch"]
         if before != now:
-            print(
-                f"samepath: this run began with torch {before} and continues with {now}: "
-                "from here on the bits may differ from a run on one version",
-                file=sys.stderr,
+            say(
+                f"this run began with torch {before} and continues with {now}: "
+                "from here on the bits may differ from a run on one version"
+            )
+        if writes and somebody_answers(folder):
+            raise UserError(
+                f"the run in {folder.path} is being trained by another process; wait for it, or "
+                "stop it"
             )
     elif writes:
         folder.refuse_if_used()

@@ -9,7 +9,6 @@ is written after all that came before it, and a result after everything.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
@@ -26,18 +25,17 @@ from torch import Tensor, nn
 
 from samepath.data.limits import brief, open_plain, parse_json, read_object
 from samepath.engine import checkpoint
+from samepath.engine.folder_lock import LOCK, is_empty, lock_folder, take_lock
 from samepath.engine.lines import Lines
 from samepath.engine.options import Options, versions
 from samepath.engine.state import State
-from samepath.engine.weights import Epoch, weights_of, write_weights
+from samepath.engine.weights import BEST, Epoch, weights_of, write_weights
 from samepath.errors import NotSaved, UserError
 
 if TYPE_CHECKING:
     from samepath.engine.progress import RunResult
 
 _MOST = 2**1000  # of any number in a line
-LOCK_SECONDS = 5.0
-"""How long somebody who is just ending is waited for."""
 WARN_SECONDS = 60.0
 """How often it is said that something still cannot be written."""
 
@@ -52,22 +50,6 @@ def make_folder(folder: Path) -> None:
         raise UserError(
             f"--out {folder} cannot be made ({error.strerror}); give another folder"
         ) from None
-
-
-def lock_folder(folder: Path, busy: str) -> int:
-    """Lock a folder until the result is closed or this process ends; an error if somebody else has
-    it and keeps it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    until = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > until:
-                os.close(descriptor)
-                raise UserError(f"{busy} by another process; wait for it, or stop it") from None
-            time.sleep(0.05)
 
 
 def next_free(recipe: str, runs: Path = Path("runs")) -> Path:
@@ -87,7 +69,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
         self._metrics: Lines | None = None
-        self._unwritten: dict[Epoch, dict[str, Tensor]] = {}
+        self._unwritten: dict[Epoch, tuple[dict[str, Tensor], int]] = {}
         """Weights that wait."""
         self._warned: dict[str, float] = {}
         self._lock: int | None = None
@@ -107,7 +89,7 @@ class RunFolder:
                 f"--out {self.path} holds another run; add --resume to continue it, "
                 "or give another folder"
             )
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and not is_empty(self.path):
             raise UserError(f"--out {self.path} is not empty; give a new folder")
 
     def run_id(self) -> str | None:
@@ -118,23 +100,8 @@ class RunFolder:
     def try_lock(self) -> bool:
         """Keep everybody else from writing here, unless somebody does so already."""
         if self._lock is None:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._lock = descriptor
-        return True
-
-    def is_led(self) -> bool:
-        """Somebody else is writing the run that is here."""
-        if not self.holds_run or self.read()["status"] != "running":
-            return False
-        if self.try_lock():
-            self.unlock()
-            return False
-        return True
+            self._lock = take_lock(self.path)
+        return self._lock is not None
 
     @property
     def holds_lock(self) -> bool:
@@ -149,14 +116,16 @@ class RunFolder:
     def read(self) -> dict[str, Any]:
         """What run.json says."""
         file = self.path / "run.json"
-        if not file.is_file():
-            raise UserError(f"{self.path} holds no run (there is no run.json); check the path")
+        content = None
         try:
-            content = read_object(file)
-            _check_run(content)
+            if file.is_file():
+                content = read_object(file)
+                _check_run(content)
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = brief(f"it has no {error}" if isinstance(error, KeyError) else error)
             raise UserError(f"{file} cannot be read ({why}); it is not a run of ours") from None
+        if content is None:
+            raise UserError(f"{self.path} holds no run (there is no run.json); check the path")
         return content
 
     def write(
@@ -188,6 +157,9 @@ class RunFolder:
         try:
             self._write_json(content)
         except OSError as error:
+            if earlier is None:
+                with suppress(OSError):
+                    (self.path / LOCK).unlink()
             self.unlock()
             raise UserError(
                 f"--out {self.path} cannot be written to ({error.strerror}); free space or make it "
@@ -216,22 +188,23 @@ class RunFolder:
 
     # ---- metrics.jsonl
 
-    def open_metrics(self, step: int) -> int:
+    def open_metrics(self, step: int, *, eager: bool = False) -> int:
         """Get ready to log what follows a step; what an earlier start wrote beyond it goes. The
-        last step of which there is a line."""
+        last step of which there is a line. `eager`: other machines are to see it, should this one
+        be lost."""
         end = last = 0
         for line, place in self._metrics_lines():
             here = line.get("step")
             if isinstance(here, int) and here <= step:
                 end, last = place, here
-        self._metrics = Lines(self.path / "metrics.jsonl", end)
+        self._metrics = Lines(self.path / "metrics.jsonl", end, eager=eager)
         with suppress(OSError):  # it is tried again, and told, with the first line
             self._metrics.flush()
         return last
 
-    def num_updates(self) -> int:
-        """Updates of which there is a line."""
-        return self._metrics_content().count(b'"train_loss"')
+    def num_lines(self) -> int:
+        """Of metrics, whole ones."""
+        return self._metrics_content().count(b"\n")
 
     def log(self, warn: Warn | None = None, /, **fields: Any) -> None:
         """Add a line. When this returns the kernel has it, and the end of this process does not
@@ -275,9 +248,11 @@ class RunFolder:
 
     # ---- weights and checkpoints
 
-    def keep_weights(self, epoch: Epoch, model: nn.Module, warn: Warn | None = None) -> None:
-        """Write the weights a model has after so many epochs, or at its best."""
-        self._unwritten[epoch] = weights_of(model)
+    def keep_weights(
+        self, epochs: int, model: nn.Module, warn: Warn | None = None, *, best: bool = False
+    ) -> None:
+        """Write the weights a model has after so many epochs, perhaps as its best."""
+        self._unwritten[BEST if best else epochs] = weights_of(model), epochs
         try:
             self._write_weights()
         except OSError as error:
@@ -316,8 +291,8 @@ class RunFolder:
         self._write_weights()
 
     def _write_weights(self) -> None:
-        for epoch, tensors in list(self._unwritten.items()):
-            write_weights(self.weights, epoch, tensors)
+        for epoch, (tensors, after) in list(self._unwritten.items()):
+            write_weights(self.weights, epoch, tensors, after)
             del self._unwritten[epoch]
 
     def _unsaved(self, what: str, error: OSError) -> str:

@@ -100,15 +100,19 @@ class SealedStore:
         weakref.finalize(self, self._questions.put, None)
 
     def part(self, name: str) -> PrefixStore:
-        """A part of the store, for torch."""
-        return PrefixStore(name, self._store)
+        """A part of the store, for torch: through a connection of its own, on which it may wait
+        while others ask."""
+        clone = self._opened.clone  # type: ignore[attr-defined]
+        return PrefixStore(name, PrefixStore(self.prefix, self._ask(clone)))
 
     def add(self, name: str, more: int) -> int:
         return int(self._ask(self._store.add, name, more))
 
     def set(self, name: str, value: Any) -> None:
+        """Once this returns, everybody who asks finds the value."""
         text = json.dumps(value).encode()
         self._ask(self._store.set, name, self._seal(name, text) + text)
+        self._ask(self._store.check, [name])  # a set is only sent; an answer comes after it
 
     def get(self, name: str) -> Any:
         """A value, None while there is none."""

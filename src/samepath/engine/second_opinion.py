@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from samepath.engine.settings import StepResult
     from samepath.engine.trainer import Trainer
 
-MOST_SUSPECTS = 4
-"""A gradient does not say whose grain is at fault: so many are left out one after another."""
-
 
 def second_opinion(
     trainer: Trainer, first: Underway, again: Callable[[], StepResult]
@@ -45,9 +42,10 @@ def second_opinion(
 
 
 def _suspects(first: Underway) -> tuple[list[int], bool]:
-    """Workers that may be at fault, and whether it is known that they are."""
+    """Workers that may be at fault, and whether it is known that they are: a gradient does not say
+    whose grain it comes from, so that all are left out in turn."""
     assert first.division is not None
     runs, losses = first.division.reduction.runs, first.know().grain_losses
     busy = [worker for worker, run in enumerate(runs) if run]
     found = [w for w in busy if not all(math.isfinite(losses[grain]) for grain in runs[w])]
-    return (found or busy)[:MOST_SUSPECTS], bool(found)
+    return found or busy, bool(found)

@@ -55,6 +55,7 @@ class Office:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+        self._alive = min(ALIVE_SECONDS, mailbox.timeout_seconds / 4)
         self._arrivals: Queue[tuple[int, Tensor | Exception]] = Queue()
         self._orders: dict[int, Queue[Tensor | None]] = {}
         self._desks: list[Thread] = []
@@ -74,7 +75,7 @@ class Office:
         try:
             while True:
                 try:
-                    order = orders.get(timeout=ALIVE_SECONDS)
+                    order = orders.get(timeout=self._alive)
                 except Empty:
                     self._mailbox.send(NOTHING, worker)
                     continue
@@ -252,9 +253,9 @@ class ServerTrainer(Trainer):
 class ServerSession(Session):
     """The server's place in the run."""
 
-    def __init__(self, options: Options) -> None:
-        mailbox, device = join(options)
-        super().__init__(Alone(device), seed=options.seed)
+    def __init__(self, options: Options, timeout_seconds: float) -> None:
+        mailbox, device = join(options, timeout_seconds)
+        super().__init__(Alone(device, timeout_seconds), seed=options.seed)
         rule = find_strategy(options.strategy).function
         assert isinstance(rule, Asynchronous)
         self._bound = rule.bound

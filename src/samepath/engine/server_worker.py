@@ -20,7 +20,7 @@ from samepath.engine.letter import NOTHING, read_facts, read_tensors, write
 from samepath.engine.loop import make_trainer
 from samepath.engine.options import Options
 from samepath.engine.progress import RunResult
-from samepath.engine.session import TIMEOUT_SECONDS, Session, choose_network, settle_in
+from samepath.engine.session import Session, choose_network, settle_in
 from samepath.engine.settings import Share
 from samepath.engine.trainer import Trainer
 from samepath.recipe import Recipe
@@ -28,7 +28,7 @@ from samepath.recipe import Recipe
 SERVER = 0
 
 
-def join(options: Options) -> tuple[Mailbox, torch.device]:
+def join(options: Options, timeout_seconds: float) -> tuple[Mailbox, torch.device]:
     """Take this process's place beside or behind the server's desk."""
     place = read_place(os.environ)
     device = torch.device("cpu")
@@ -37,14 +37,15 @@ def join(options: Options) -> tuple[Mailbox, torch.device]:
         device = torch.device("cuda", place.local_worker % torch.cuda.device_count())
     settle_in(device, seed=options.seed, threads=options.threads)
     choose_network(place, device)
-    return Mailbox(place, TIMEOUT_SECONDS), device
+    return Mailbox(place, timeout_seconds), device
 
 
-def work(recipe: Recipe, options: Options) -> RunResult:
+def work(recipe: Recipe, options: Options, timeout_seconds: float) -> RunResult:
     """Compute what the server asks for until it says how the run ended."""
-    mailbox, device = join(options)
+    mailbox, device = join(options, timeout_seconds)
     try:
-        trainer = make_trainer(recipe, options, Session(Alone(device), seed=options.seed))
+        session = Session(Alone(device, timeout_seconds), seed=options.seed)
+        trainer = make_trainer(recipe, options, session)
         source = trainer.source(recipe.train)
         while True:
             message = mailbox.receive(SERVER)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import deterministic
 
 from samepath.data import seed_everything
+from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.collective import Alone, Collective, Network
 from samepath.engine.environment import Place, read_place
 from samepath.engine.memory import keep_freed_memory
@@ -26,9 +27,9 @@ from samepath.engine.shared_memory import SharedMemory, same_machine
 from samepath.engine.trainer import Trainer
 from samepath.errors import UserError
 from samepath.keys import key
+from samepath.orphans import die_with_parent
 
 Link = Literal["auto", "network"]
-TIMEOUT_SECONDS = 600.0
 
 
 def connect(
@@ -36,12 +37,12 @@ def connect(
 ) -> Collective:
     """The collective for this place: shared memory within a machine (on CPU), else the network."""
     if place.num_workers == 1:
-        return Alone(device)
+        return Alone(device, timeout_seconds)
     choose_network(place, device)
     network = Network(place, device, timeout_seconds)
     if link == "auto" and device.type == "cpu" and same_machine(network):
         with suppress(OSError):  # raised on all workers or none: no shared memory to be had
-            return SharedMemory(network, timeout_seconds)
+            return SharedMemory(network)
     return network
 
 
@@ -159,6 +160,8 @@ def start(
 ) -> Session:
     """Join the run this process belongs to: torchrun's, mpirun's, srun's, samepath's, or alone."""
     place = read_place(os.environ)
+    if place.store_prefix:
+        die_with_parent()  # samepath's launcher, when it is killed, can end nobody
     if device is None:
         device = f"cuda:{place.local_worker}" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)

@@ -43,12 +43,12 @@ def turns_in(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
 class SharedMemory(Collective):
     """Workers of one machine. Start-up and broadcasts go through the network underneath."""
 
-    def __init__(self, network: Network, timeout_seconds: float) -> None:
+    def __init__(self, network: Network) -> None:
         self.worker = network.worker
         self.num_workers = network.num_workers
         self.device = network.device
         self._network = network
-        self._timeout = timeout_seconds
+        self.timeout_seconds = network.timeout_seconds
         # Where workers share cores, those that wait must leave them to those that work
         self._crowd = max(1.0, self.num_workers / (os.cpu_count() or 1))
         pids = network.gather(np.frombuffer(np.int64(os.getpid()).tobytes(), np.uint8).copy())
@@ -106,7 +106,7 @@ class SharedMemory(Collective):
                 os.kill(self._pids[worker], 0)
             except ProcessLookupError:
                 raise WorkerLost(f"worker {worker} has died") from None
-        if waited > self._timeout:
+        if waited > self.timeout_seconds:
             raise WorkerLost(f"waited {waited:.0f} s for worker {late[0]}, which does not answer")
 
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:

@@ -37,6 +37,10 @@ class State:
     tensors: dict[str, Tensor]
     structure: dict[str, Any]
 
+    def clone(self) -> State:
+        """The same in memory of its own."""
+        return State({n: tensor.clone() for n, tensor in self.tensors.items()}, self.structure)
+
 
 def state_of(trainer: Trainer) -> State:
     """The state of a trainer; its tensors are the trainer's own, not copies."""
@@ -108,7 +112,7 @@ def _underway(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> Unde
         num_examples=value["num_examples"],
         facts=facts,
         totals=[
-            None if gradient is None else _like(parameter, gradient)
+            None if gradient is None else like(parameter, gradient)
             for parameter, gradient in zip(parameters, value["gradient"], strict=True)
         ],
         buffers_merged=True,
@@ -165,9 +169,9 @@ def load_state(trainer: Trainer, state: State) -> None:
         ) from error
 
 
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A loaded gradient in memory of its own (not the checkpoint file's), where and as its
-    parameter's lies: kernels choose by layout."""
+def like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A loaded gradient in memory of its own (not the file's), where and as its parameter lies:
+    kernels choose by layout."""
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 

@@ -7,30 +7,43 @@ In: what a person asked for. Out: a RunResult, and a run folder. Every command t
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.agent import Elastic
-from samepath.engine.elastic import Machine, take_part
+from samepath.engine.checkpoint import list_checkpoints, step_of
+from samepath.engine.elastic import ENDED, Machine, address_towards, is_led, take_part
 from samepath.engine.environment import Place, read_place
 from samepath.engine.last_step import forget
 from samepath.engine.launch import launch
 from samepath.engine.options import Asked, Options, resolve
 from samepath.engine.progress import Display, RunResult
-from samepath.engine.rendezvous import Crew, Patience
+from samepath.engine.rendezvous import Crew
 from samepath.engine.reports import Interrupted
 from samepath.engine.request import Request, available_workers, files_of, given_workers, prepare
 from samepath.engine.rundir import RunFolder
-from samepath.engine.session import TIMEOUT_SECONDS
 from samepath.engine.tensorboard import FOLDER
-from samepath.engine.work import launched, say, work
-from samepath.errors import UserError
+from samepath.engine.work import launched, work
+from samepath.errors import UserError, WorkerFailed
+from samepath.patience import Patience
 from samepath.recipe import FoundRecipe, find_recipe
+from samepath.say import say
 
 __all__ = ["Request", "join", "train"]
+
+LEADER_SECONDS = 600.0
+"""How long launchers that srun or mpirun started wait for the one of them that leads."""
+LATE_SECONDS = 60.0
+"""A run that has ended, and that nobody has continued by then, needs this machine no more."""
+
+
+class NotUnderWay(UserError):
+    """A run that nobody can join."""
 
 
 def train(request: Request) -> tuple[RunResult, Path]:
@@ -71,9 +84,10 @@ def _status_of(folder: RunFolder, *, writes: bool = True) -> Iterator[None]:
 
 
 def _forget(folder: RunFolder) -> None:
-    """What was kept in memory: it is all on disk."""
-    run_id = folder.run_id()
-    if run_id is not None:
+    """What was kept in memory, if it is on disk."""
+    run_id, saved = folder.run_id(), list_checkpoints(folder.checkpoints)
+    result = folder.read()["result"]
+    if run_id is not None and result and saved and step_of(saved[-1]) >= result["steps"]:
         forget(run_id)
 
 
@@ -83,10 +97,20 @@ def _result(folder: RunFolder, run: Callable[[], None]) -> RunResult:
     try:
         run()
     except Interrupted as error:
+        status = folder.read()["status"]
+        if status in ENDED:
+            return _read_result(folder)  # there was nothing left to stop
         number = error.number
-        if not folder.holds_lock or folder.read()["status"] != "interrupted":
+        if not folder.holds_lock or status != "interrupted":
             raise  # they had not come to a step they could stop after
-    return replace(RunResult(**_unfinite(folder.read()["result"])), signal=number)
+    return replace(_read_result(folder), signal=number)
+
+
+def _read_result(folder: RunFolder) -> RunResult:
+    result = folder.read()["result"]
+    if result is None:
+        raise WorkerFailed(f"the run in {folder.path} has left no result; it can be resumed")
+    return RunResult(**_unfinite(result))
 
 
 # ---- a range of workers
@@ -116,7 +140,7 @@ def join(
         )
     if content["status"] != "running" and folder.try_lock():  # else they only regroup
         folder.unlock()
-        raise UserError(f"the run in {path} is not under way ({content['status']})")
+        raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
     found = find_recipe(config["recipe"], config.get("data"), config.get("keep"))
     least, most = start_["crew"]
     request = Request(
@@ -135,11 +159,13 @@ def join(
         _forget(folder)
         return result, path
     except Interrupted:
-        if not folder.holds_lock:
+        if folder.holds_lock:  # we came to lead it
+            folder.write_status("interrupted")
+        else:
             say(f"this machine has left the run in {path}; the others go on")
         raise
     except BaseException:
-        if folder.holds_lock:  # we came to lead it
+        if folder.holds_lock:
             folder.write_status("failed")
         raise
     finally:
@@ -157,13 +183,19 @@ def _train_with_others(
     machine = request.machine or Machine(workers=available_workers())
     machine = replace(machine, expected=place.num_workers)
     if not place.one_machine and machine.interface is None:
-        machine = replace(machine, address=place.address)
+        machine = replace(machine, address=address_towards(place.address))
     if place.worker == 0:
         return _lead(request, machine, found)
-    folder, patience = RunFolder(request.out), Patience(machine.wait_seconds, say)
-    while not folder.is_led():
+    folder, patience = RunFolder(request.out), Patience(LEADER_SECONDS)
+    came = time.monotonic()
+    while True:
+        if is_led(folder):
+            with suppress(NotUnderWay):  # it has just ended
+                return join(request.out, machine, display=request.display)
+        late = time.monotonic() - came > LATE_SECONDS
+        if late and folder.holds_run and folder.read()["status"] in ENDED:
+            return _read_result(folder), request.out
         patience.pause(f"the launcher that leads the run in {request.out}")
-    return join(request.out, machine, display=request.display)
 
 
 def _take_part(

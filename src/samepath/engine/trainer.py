@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samepath.data import Source, as_source
+from samepath.data import Loaders, Source, as_source
 from samepath.data.sources import Data
 from samepath.engine.buffers import BufferMerge
 from samepath.engine.checkpoint import save
@@ -29,6 +29,7 @@ from samepath.engine.collective import Collective
 from samepath.engine.evaluation import evaluate, to_device
 from samepath.engine.feed import Feed, Mine
 from samepath.engine.grain import compute_grain
+from samepath.engine.last_step import LastStep
 from samepath.engine.noise import is_measured, sample
 from samepath.engine.record import pack
 from samepath.engine.recover import recover
@@ -78,13 +79,14 @@ class Trainer:
         """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
         for tensor in (*model.parameters(), *model.buffers()):
             collective.broadcast(tensor.data)  # one model, also when it was made without the seed
+        self.keeps: LastStep | None = None
         self.underway: deque[Underway] = deque()
         """Batches that have been computed and not been applied: as many as the lag."""
-        self.speeds = Speeds()
+        self.speeds = Speeds()  # which decide who has how many grains
         self.without: int | None = None
         """A worker that gets no grains (see second_opinion)."""
         self.doubt: Callable[[str], None] = _warn
-        """Decide which worker has how many grains."""
+        """Told what a person should look into."""
         self._follows = settings.follow_speed and settings.exact and collective.num_workers > 1
         self._step_seconds = 0.0
         self._sums = SumPool(collective, exact=settings.exact)
@@ -94,13 +96,13 @@ class Trainer:
 
     def source(self, data: Data) -> Source:
         """Any data as a source with this trainer's seed and loader settings."""
+        given, group = self.settings, self.collective
         return as_source(
             data,
-            seed=self.settings.seed,
-            loader_workers=self.settings.loader_workers,
-            threads=torch.get_num_threads(),
-            collate=self.settings.collate,
-            pin_memory=self.collective.device.type == "cuda",
+            seed=given.seed,
+            loaders=Loaders(given.loader_workers, torch.get_num_threads(), group.timeout_seconds),
+            collate=given.collate,
+            pin_memory=group.device.type == "cuda",
         )
 
     def plan(self, source: Source, batch_size: int | None = None) -> Plan:
@@ -300,8 +302,9 @@ class Trainer:
             raise self._diverged(underway, "gradient's norm", gradient_norm)
         if not underway.buffers_merged:
             self._merge_buffers(underway)
-        by_step = self.schedule if self.settings.schedule_every == "step" else None
-        learning_rate = update(self.optimizer, by_step, pace)
+        kept = None if self.underway else self.keeps  # not while others are talking
+        with nullcontext() if kept is None else kept.around_update(self, pace):
+            learning_rate = update(self.optimizer, self.schedule_by_step, pace)
         for waiting in self.underway:
             waiting.behind += 1
         return StepResult(
@@ -316,6 +319,10 @@ class Trainer:
             stop=facts.stop,
             staleness=underway.behind,
         )
+
+    @property
+    def schedule_by_step(self) -> torch.optim.lr_scheduler.LRScheduler | None:
+        return self.schedule if self.settings.schedule_every == "step" else None
 
     def _merge_buffers(self, underway: Underway) -> None:
         facts = underway.know()

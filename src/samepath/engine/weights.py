@@ -7,19 +7,21 @@ match the digest in it.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from samepath.data.limits import parse_json
 from samepath.engine.checkpoint import read_through, sync_folder, write_tensors
 from samepath.engine.state import MISSHAPEN, State, digest, one_line
 from samepath.errors import CheckpointDamaged
 
-BEST = "best"
+BEST: Literal["best"] = "best"
 """Instead of a number of epochs: those with the lowest validation loss."""
 
 Epoch = int | Literal["best"]
@@ -30,8 +32,11 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
-def write_weights(folder: Path, epoch: Epoch, tensors: dict[str, Tensor]) -> None:
-    """Write the weights that a model had after so many epochs, or at its best."""
+def write_weights(
+    folder: Path, epoch: Epoch, tensors: dict[str, Tensor], after: int | None = None
+) -> None:
+    """Write the weights that a model had after so many epochs, or at its best, which it was `after`
+    so many."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"epoch-{epoch:05d}" if isinstance(epoch, int) else epoch)
     aside = path.with_suffix(".part")
@@ -39,7 +44,9 @@ def write_weights(folder: Path, epoch: Epoch, tensors: dict[str, Tensor]) -> Non
         shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
         aside.mkdir()
         written = aside / "weights"
-        write_tensors(written, tensors, {"digest": digest(State(tensors, {}))})
+        after = epoch if isinstance(epoch, int) else after
+        about = {"digest": digest(State(tensors, {})), "epochs": after}
+        write_tensors(written, tensors, {"about": json.dumps(about)})  # several have no order
         written.replace(path.with_suffix(".safetensors"))
         sync_folder(folder)
     finally:
@@ -56,12 +63,27 @@ def kept_weights(folder: Path) -> dict[Epoch, Path]:
     return {**numbered, **({"best": best} if best.is_file() else {})}
 
 
+def epochs_of(path: Path) -> int:
+    """After how many a file's weights were reached, as it says itself; -1 if it does not."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int(_about(file).get("epochs") or -1)
+    except (OSError, SafetensorError, *MISSHAPEN):
+        return -1
+
+
+def _about(file: Any) -> dict[str, Any]:
+    known = file.metadata() or {}
+    about = parse_json(known["about"]) if "about" in known else known
+    return about if isinstance(about, dict) else {}
+
+
 def load_weights(path: Path, model: nn.Module) -> str:
     """Put a model back to what it was when the file was written; the weights' digest."""
     try:
         read_through(path)
         with safe_open(path, framework="pt") as file:
-            recorded = (file.metadata() or {}).get("digest")
+            recorded = _about(file).get("digest")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, MemoryError, SafetensorError, *MISSHAPEN) as error:
         raise CheckpointDamaged(f"{path}: cannot be read ({one_line(error)})") from error

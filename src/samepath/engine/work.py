@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,23 +24,19 @@ from samepath.engine.server import ServerSession
 from samepath.engine.server_worker import work as work_for_server
 from samepath.engine.session import start
 from samepath.recipe import FoundRecipe
-
-
-def say(text: str) -> None:
-    """A line for whoever watches."""
-    print(f"samepath: {text}", file=sys.stderr, flush=True)
+from samepath.say import say
 
 
 def work(
     request: Request, options: Options, path: Path, found: FoundRecipe | None = None
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
-    found = found or recipe_of(options)
-    if options.server and read_place(os.environ).worker != 0:
+    found, place = found or recipe_of(options), read_place(os.environ)
+    if options.server and place.worker != 0:
         with stop_signals():  # the server says when to stop
-            return work_for_server(found.recipe, options)
+            return work_for_server(found.recipe, options, request.timeout_seconds)
     session = (
-        ServerSession(options)
+        ServerSession(options, request.timeout_seconds)
         if options.server
         else start(
             seed=options.seed, threads=options.threads, timeout_seconds=request.timeout_seconds
@@ -63,15 +58,15 @@ def work(
             events=request.tensorboard,
             keeps=keeps,
             elastic=request.elastic,
+            others_go_on=request.elastic and place.num_here < place.num_workers,
         )
         if request.resume or request.elastic:
             run.resume()
         result = run.go()
-        if request.elastic and not read_place(os.environ).store_prefix:
-            # torchrun leaves nobody to do it later; not before worker 0 has written everything
-            session.collective.agree(True)
-            if keeps is not None:
-                keeps.close()
+        if request.elastic and result.status != "interrupted":
+            session.collective.agree(True)  # nobody leaves before worker 0 has written everything
+            if keeps is not None and not place.store_prefix:
+                keeps.close()  # torchrun leaves nobody to do it later
         if isinstance(session, ServerSession):
             session.dismiss(result)
         return result

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
-from samepath.data import GrainRequest, as_source
+from samepath.data import GrainRequest, Loaders, as_source
 from samepath.engine.options import Options
 from samepath.engine.settings import Share
 from samepath.insight.timeline_recorder import Recorder
@@ -44,8 +44,7 @@ def shares_of(
     source = as_source(
         recipe.train,
         seed=options.seed,
-        loader_workers=options.loader_workers,
-        threads=options.threads,
+        loaders=Loaders(options.loader_workers, options.threads),
         collate=recipe.collate,
     )
 

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from samepath.data import as_source
 from samepath.data.limits import brief, read_object
 from samepath.engine.checkpoint import write_atomically
+from samepath.engine.folder_lock import is_empty, lock_folder
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
-from samepath.engine.rundir import lock_folder, make_folder
+from samepath.engine.rundir import make_folder
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.study.results import FORMAT
@@ -151,7 +152,7 @@ def entered(
             raise UserError(
                 f"--out {folder} holds another study: {', '.join(changed)}; give another folder"
             )
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.is_dir() and not is_empty(folder):
         raise UserError(f"--out {folder} is not empty and holds no study; give another folder")
     make_folder(folder)
     lock = lock_folder(folder, f"the study in {folder} is being run")

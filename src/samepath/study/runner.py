@@ -24,13 +24,13 @@ from typing import Any, Protocol
 
 import torch
 
-from samepath.engine.launch import die_with_parent
 from samepath.engine.options import Asked
 from samepath.engine.reports import Interrupted
 from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.work import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
+from samepath.orphans import die_with_parent
 from samepath.study.grid import Job
 
 ENDS = ("finished", "target", "diverged", "stuck")

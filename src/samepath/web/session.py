@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 
-from samepath.engine.rundir import lock_folder
+from samepath.engine.folder_lock import lock_folder
 from samepath.web.app import explorer_app
 from samepath.web.explorer import Explorer
 from samepath.web.folder import check_folder

@@ -8,7 +8,6 @@ it stopped; nothing is written or locked.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -17,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from samepath.engine.folder_lock import is_locked
 
 MARKS = {
     "run.json": "run",
@@ -88,22 +89,8 @@ class Root:
         return os.fdopen(descriptor, "rb")
 
     def is_locked(self, folder: str) -> bool:
-        """Somebody trains here, or runs a study.
-
-        Asked with a shared lock that is let go of at once. Whoever begins a run in the same instant
-        does not fail: `lock_folder` tries again for seconds.
-        """
-        try:
-            descriptor = os.open(self.path / folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        """Somebody trains here, or runs a study."""
+        return is_locked(self.path / folder)
 
 
 def id_of(*words: str) -> str:

@@ -1,0 +1,48 @@
+"""The updates since the last state that was kept, made again.
+
+In: a trainer, a state, and the gradients that came after it. Out: the state after the last of them.
+Guaranteed: the same bits. Where weights are not those that were updated then (a recipe that changes
+them behind its optimizer's back), none of the updates is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from samepath.engine.last_step import Change, Kept, Trail, weights_of
+from samepath.engine.state import like, load_state, state_of
+from samepath.engine.update import update
+
+if TYPE_CHECKING:
+    from samepath.engine.trainer import Trainer
+
+
+def replay(trainer: Trainer, trail: Trail, note: Callable[[str], None]) -> Kept:
+    """Where a trail leads; its start if it does not."""
+    if not trail.changes:
+        return trail.start
+    load_state(trainer, trail.start.state)
+    for change in trail.changes:
+        for share, checksum in change.weights.items():
+            if weights_of(trainer.model, share)() != checksum:
+                note(
+                    f"going on from step {trail.start.step}, not {trail.changes[-1].step}: weights "
+                    "are changed by something other than the optimizer, whose updates can then not "
+                    "be made again"
+                )
+                return trail.start
+        _make_again(trainer, change)
+    return Kept(change.step, state_of(trainer).clone(), trail.progress)
+
+
+def _make_again(trainer: Trainer, change: Change) -> None:
+    tensors = change.tensors()
+    for name, parameter in trainer.model.named_parameters():
+        gradient = tensors.get(f"gradient/{name}")
+        parameter.grad = None if gradient is None else like(parameter, gradient)
+    for name, buffer in trainer.model.named_buffers():
+        buffer.copy_(tensors[f"buffers/{name}"])
+    update(trainer.optimizer, trainer.schedule_by_step, change.pace)
+    trainer.optimizer.zero_grad()
+    trainer.step_number = change.step

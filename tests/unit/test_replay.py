@@ -1,0 +1,369 @@
+"""A step kept as a change comes back bit for bit; one that does not is not used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import samepath
+from samepath.engine import copies, last_step
+from samepath.engine.last_step import WHOLE_EVERY, LastStep, newest
+from samepath.engine.recover import recover
+from samepath.engine.session import Session
+from samepath.engine.settings import Pace
+from samepath.engine.trainer import Trainer
+
+RUN = "b" * 32
+STEPS = 2 * WHOLE_EVERY + 5
+DATA = torch.randn(4 * STEPS, 3, 4, 4, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Not the machine's."""
+    monkeypatch.setattr(copies, "MEMORY", tmp_path)
+    return tmp_path / f"samepath-{os.getuid()}"
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with samepath.start() as session:
+        yield session
+
+
+class Clamped(nn.Module):
+    """Weights that somebody else changes than the optimizer, behind autograd's back."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(48, 5)
+        self.limit = limit
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.inner.weight.data.clamp_(-self.limit, self.limit)
+        found: Tensor = self.inner(images.flatten(1))
+        return found
+
+
+class Extra(nn.Module):
+    """State that is neither a parameter nor a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(48, 5)
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.inner(images.flatten(1))
+        return found / self.calls
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = int(state)
+
+
+class WritesIntoGradients(torch.optim.Adam):
+    """As old optimizers do with weight decay."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach(), alpha=0.1)
+        return super().step(closure)
+
+
+def convolutions() -> nn.Module:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(0.3), nn.Flatten(),
+        nn.Linear(128, 3),
+    )  # fmt: skip
+    for weights in model.parameters():
+        if weights.dim() == 4:
+            weights.data = weights.data.contiguous(memory_format=torch.channels_last)
+    return model
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 48, bias=False), nn.Linear(48, 48))
+    model[2].weight = model[1].weight
+    return model
+
+
+def half_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 7), nn.Linear(7, 3))
+    model[1].requires_grad_(False)
+    return model
+
+
+def loss(model: nn.Module, images: Tensor) -> Tensor:
+    found: Tensor = model(images).square().mean()
+    return found
+
+
+Make = Callable[[], nn.Module]
+
+
+def trainer(session: Session, make: Make, optimizer: Any = torch.optim.Adam) -> Trainer:
+    torch.manual_seed(3)
+    model = make()
+    optimizer = optimizer(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+    return session.prepare(
+        model, optimizer, loss, batch_size=4, grain_size=2, schedule=schedule,
+        schedule_every="step", clip_norm=0.5,
+    )  # fmt: skip
+
+
+class Several(LastStep):
+    """The workers of a machine, each with its share of one trainer's steps."""
+
+    def __init__(self, keepers: list[LastStep]) -> None:
+        self.keepers = keepers
+
+    @contextmanager
+    def around_update(self, trainer: Trainer, pace: Pace) -> Iterator[None]:
+        with ExitStack() as stack:
+            for keeper in self.keepers:
+                stack.enter_context(keeper.around_update(trainer, pace))
+            yield
+
+
+def train(
+    trainer: Trainer,
+    keepers: list[LastStep],
+    *,
+    pace: Pace = Pace(),  # noqa: B008
+    between: Callable[[int], None] = lambda step: None,
+    stop: int = STEPS,
+) -> dict[int, str]:
+    """Train, and keep every step; the digest after each."""
+    trainer.keeps = Several(keepers)
+    digests = {}
+    for share in trainer.batches(DATA, 0):
+        trainer.advance(share, pace)
+        step = trainer.step_number
+        for keeper in keepers:
+            keeper.keep(trainer, {"step": step}, is_one_update=True)
+        digests[step] = trainer.digest()
+        between(step)
+        if step == stop:
+            break
+    return digests
+
+
+def keepers(tmp_path: Path, parts: int = 1) -> list[LastStep]:
+    return [LastStep(RUN, tmp_path, pytest.fail, part=p, parts=parts) for p in range(parts)]
+
+
+def come_back(trainer: Trainer, tmp_path: Path, tell: Any = pytest.fail) -> int:
+    found = recover(trainer, RUN, tmp_path / "none", tell)
+    assert found == (-1, {"step": trainer.step_number})
+    return trainer.step_number
+
+
+def num_changes() -> int:
+    trail = newest(RUN)
+    assert trail is not None
+    return len(trail.changes)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("make", [convolutions, tied, half_frozen])
+def test_every_step_comes_back(make: Make, parts: int, tmp_path: Path, session: Session) -> None:
+    pace = Pace(learning_rate=0.7, schedule_steps=2)
+    found: dict[int, str] = {}
+    changes: list[int] = []
+
+    def between(step: int) -> None:
+        again = trainer(session, make)
+        assert come_back(again, tmp_path) == step
+        found[step] = again.digest()
+        changes.append(num_changes())
+
+    digests = train(trainer(session, make), keepers(tmp_path, parts), pace=pace, between=between)
+    assert found == digests
+    assert changes == [step % (WHOLE_EVERY) for step in range(STEPS)]
+
+
+def test_from_there_on_it_is_the_same_run(tmp_path: Path, session: Session) -> None:
+    expected = train(trainer(session, convolutions), [])
+    train(trainer(session, convolutions), keepers(tmp_path), stop=WHOLE_EVERY)
+    again = trainer(session, convolutions)
+    come_back(again, tmp_path)
+    assert train(again, [])[STEPS] == expected[STEPS]
+
+
+def test_the_gradient_is_kept_before_the_optimizer_has_it(tmp_path: Path, session: Session) -> None:
+    def make(optimizer: Any = WritesIntoGradients) -> Trainer:
+        return trainer(session, convolutions, optimizer)
+
+    digests = train(make(), keepers(tmp_path), stop=5)
+    again = make()
+    assert come_back(again, tmp_path) == 5
+    assert num_changes() == 4
+    assert again.digest() == digests[5]
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer"),
+    [(Extra, torch.optim.Adam), (convolutions, torch.optim.SGD)],
+    ids=["state of another kind", "a gradient as large as the state"],
+)
+def test_whole_where_changes_are_of_no_use(
+    make: Make, optimizer: Any, tmp_path: Path, session: Session, memory: Path
+) -> None:
+    digests = train(trainer(session, make, optimizer), keepers(tmp_path), stop=5)
+    again = trainer(session, make, optimizer)
+    assert come_back(again, tmp_path) == 5
+    assert num_changes() == 0
+    assert again.digest() == digests[5]
+    assert len(list(memory.iterdir())) == 2  # whole, and notes
+
+
+def test_weights_changed_behind_the_optimizer(tmp_path: Path, session: Session) -> None:
+    """Steps that cannot be made again are computed again, not made wrongly."""
+
+    def make() -> nn.Module:
+        return Clamped(0.3)  # in the beginning none is as large
+
+    digests = train(trainer(session, make), keepers(tmp_path), stop=WHOLE_EVERY)
+    again = trainer(session, make)
+    said: list[str] = []
+    assert come_back(again, tmp_path, said.append) == 1
+    assert again.digest() == digests[1]
+    assert len(said) == 1
+    assert f"going on from step 1, not {WHOLE_EVERY}" in said[0]
+
+
+def test_nothing_to_go_on_from_leaves_a_new_trainer(tmp_path: Path, session: Session) -> None:
+    """Worker 0 says that what was logged did not reach the disk."""
+    train(trainer(session, convolutions), keepers(tmp_path), stop=4)
+    again = trainer(session, convolutions)
+    new = again.digest()
+    assert recover(again, RUN, tmp_path / "none", pytest.fail, is_on_disk=lambda _: False) is None
+    assert (again.step_number, again.digest()) == (0, new)
+
+
+def test_parameters_are_unfrozen(tmp_path: Path, session: Session, memory: Path) -> None:
+    first = trainer(session, half_frozen)
+
+    def between(step: int) -> None:
+        if step == 4:
+            first.model.requires_grad_(True)
+
+    digests = train(first, keepers(tmp_path), between=between, stop=7)
+    again = trainer(session, half_frozen)
+    assert come_back(again, tmp_path) == 7
+    assert num_changes() == 2  # a whole one at step 5, with moments that there were not before
+    assert again.digest() == digests[7]
+    assert len(list(memory.iterdir())) == 3
+
+
+@pytest.mark.parametrize(("copied", "noted"), [(1, 0), (2, 0), (2, 1)])
+def test_killed_around_the_update(
+    copied: int, noted: int, tmp_path: Path, session: Session
+) -> None:
+    """Of step 4: it is complete where both have its gradient, and one has ended it."""
+    first = trainer(session, convolutions)
+    those = keepers(tmp_path, 2)
+    digests = train(first, those, stop=3)
+    with ExitStack() as stack:
+        for keeper in those[:copied]:
+            stack.enter_context(keeper.around_update(first, Pace()))
+        for keeper in those[2 - noted :]:
+            keeper.write(4, None, {"step": 4})
+        trail = newest(RUN)
+        assert trail is not None
+        assert len(trail.changes) == (3 if noted else 2)
+        assert trail.progress == {"step": 4 if noted else 3}
+    if not noted:
+        again = trainer(session, convolutions)
+        assert come_back(again, tmp_path) == 3
+        assert again.digest() == digests[3]
+
+
+def test_a_damaged_change_ends_the_way(tmp_path: Path, session: Session, memory: Path) -> None:
+    digests = train(trainer(session, convolutions), keepers(tmp_path), stop=6)
+    (file,) = memory.glob(f"*.{WHOLE_EVERY}")
+    content = bytearray(file.read_bytes())
+    content[5 * len(content) // WHOLE_EVERY - 1] ^= 1  # the fifth change, of step 6
+    file.write_bytes(bytes(content))
+    again = trainer(session, convolutions)
+    assert come_back(again, tmp_path) == 5
+    assert again.digest() == digests[5]
+
+
+def test_no_room_for_changes(
+    tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch, memory: Path
+) -> None:
+    make = copies.Copies
+
+    def no_changes(*arguments: Any, places: int, **more: Any) -> Any:
+        if places == WHOLE_EVERY:
+            raise OSError(28, "No space left on device")
+        return make(*arguments, places=places, **more)
+
+    monkeypatch.setattr(last_step, "Copies", no_changes)
+    digests = train(trainer(session, convolutions), keepers(tmp_path), stop=5)
+    again = trainer(session, convolutions)
+    assert come_back(again, tmp_path) == 5
+    assert again.digest() == digests[5]
+    assert len(list(memory.iterdir())) == 2  # whole, and notes
+
+
+def test_a_step_that_was_not_kept_is_followed_by_a_whole_one(
+    tmp_path: Path, session: Session
+) -> None:
+    first = trainer(session, convolutions)
+    (keeper,) = keepers(tmp_path)
+    train(first, [keeper], stop=3)
+    train(first, [], stop=5)
+    digests = train(first, [keeper], stop=6)
+    again = trainer(session, convolutions)
+    assert come_back(again, tmp_path) == 6
+    assert num_changes() == 0
+    assert again.digest() == digests[6]
+
+
+def test_a_step_that_changed_more_is_not_made_again_from_its_gradient(
+    tmp_path: Path, session: Session
+) -> None:
+    """Killed at an epoch's end: one worker has noted the step, another has not kept its share."""
+    first = trainer(session, convolutions)
+    those = keepers(tmp_path, 2)
+    digests = train(first, those, stop=3)
+    for share in first.batches(DATA, 0):
+        first.step(share)
+        break
+    those[1]._changes.take_back()  # type: ignore[union-attr]  # killed before it wrote the state
+    those[0].keep(first, {"step": 4}, is_one_update=False)
+    again = trainer(session, convolutions)
+    assert come_back(again, tmp_path) == 3
+    assert again.digest() == digests[3]
+
+
+def test_nor_from_one_that_the_dead_left(tmp_path: Path, session: Session) -> None:
+    """Killed between the update and its note, made again, and killed as above."""
+    first = trainer(session, convolutions)
+    digests = train(first, keepers(tmp_path, 2), stop=3)
+    first.step(next(first.batches(DATA, 0)))
+    second = trainer(session, convolutions)
+    assert come_back(second, tmp_path) == 3
+    those = keepers(tmp_path, 2)
+    second.keeps = Several(those)
+    second.step(next(second.batches(DATA, 0)))
+    those[0].keep(second, {"step": 4}, is_one_update=False)
+    third = trainer(session, convolutions)
+    assert come_back(third, tmp_path) == 3
+    assert third.digest() == digests[3]
