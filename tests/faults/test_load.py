@@ -132,8 +132,8 @@ def test_steps_without_end(num_workers: int, tmp_path: Path) -> None:
         begun, ended = lines[4], lines[-1]
         steps = 100 * (len(lines) - 5)
         assert ended["anonymous_mib"] - begun["anonymous_mib"] < 1
-        # one block: the step's time, which the run keeps for its median
-        assert (ended["python_blocks"] - begun["python_blocks"]) / steps < 2
+        # half a block a step: the times of the last thousand are kept, from the 500th on here
+        assert (ended["python_blocks"] - begun["python_blocks"]) / steps < 0.8
         for what in ("descriptors", "threads"):  # at the last step another may have left already
             assert len({line[what] for line in lines[1:-1]}) == 1
         cpu = [statistics.median(line["cpu_seconds"]) for line in lines[1:]]

@@ -10,6 +10,7 @@ kind; every wait has a limit. Beside it, for a parameter server: a Mailbox.
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
@@ -183,6 +184,10 @@ _joined = itertools.count()
 
 
 def _join(backend: str, place: Place, timeout: timedelta) -> None:
+    if backend == "gloo":
+        # torch remembers the Python stack of 2000 collectives, for whoever debugs NCCL: memory that
+        # grows for hours where a run has few of them
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     with _peers_may_leave():
         where: dict[str, Any] = {"store": _store(place, timeout)}
         if where["store"] is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from array import array
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -35,6 +35,8 @@ from samepath.keys import key
 from samepath.recipe import Recipe
 
 CHECKPOINT_SECONDS = 60.0
+TIMED_STEPS = 1000
+"""Whose times are remembered: a long run must not take more and more memory."""
 STUCK = 0.01
 """A loss that stays within this part of itself has not moved."""
 
@@ -111,7 +113,8 @@ class Run:
         self.trainer.doubt = self.display.note
         self.trainer.keeps = keeps
         self.progress = Progress()
-        self._step_seconds = array("d")
+        self._step_seconds: deque[float] = deque(maxlen=TIMED_STEPS)
+        self._all_seconds = 0.0
         self._examples = 0
         self._saved_step = -1
 
@@ -179,7 +182,7 @@ class Run:
         self._save(warn=self.display.note if others_go_on else None)
         self._final_evaluation(status)
         seconds = time.perf_counter() - started
-        timed = self._step_seconds[1:] or self._step_seconds
+        timed = list(self._step_seconds)
         noise = self.progress.noise_scale
         result = RunResult(
             status=status,
@@ -190,10 +193,8 @@ class Run:
             metrics=self.progress.metrics,
             digest=self.trainer.digest(),
             num_workers=self.session.num_workers,
-            step_seconds=statistics.median(timed) if timed else None,
-            examples_per_second=self._examples / sum(self._step_seconds)
-            if self._step_seconds
-            else None,
+            step_seconds=statistics.median(timed[1:] or timed) if timed else None,
+            examples_per_second=self._examples / self._all_seconds if timed else None,
             seconds=seconds,
             message=message,
             noise_scale=noise.value,
@@ -248,6 +249,7 @@ class Run:
             began = time.perf_counter()
             results = trainer.advance(share, pace, stop=self.stop_asked() != 0)
             self._step_seconds.append(time.perf_counter() - began)
+            self._all_seconds += self._step_seconds[-1]
             self._examples += len(share.batch.examples)
             for result in results:
                 self._note(result)

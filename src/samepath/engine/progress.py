@@ -26,7 +26,7 @@ class RunResult:
     digest: str
     num_workers: int
     step_seconds: float | None
-    """Median over the steps of this process, without the first."""
+    """Median over the last thousand steps of this process, without its first."""
     examples_per_second: float | None
     seconds: float
     message: str = ""
