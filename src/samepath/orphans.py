@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
+import multiprocessing.forkserver
+import os
 import signal
+import threading
+from typing import Any
 
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)  # None on other systems
 _ON_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
@@ -15,3 +20,33 @@ def die_with_parent() -> None:
     lock has to do."""
     if _prctl is not None:
         _prctl(_ON_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+
+
+def die_with_launcher() -> None:
+    """The same for a process that a fork server started for somebody else."""
+    die_with_parent()
+    _watch_launcher()
+    _let_go_of_server()  # only now: it must not end before its end reaches this one
+
+
+def _watch_launcher() -> None:
+    """The fork server, whose death ends this process, takes a second or two to die when the
+    launcher is killed: long enough for somebody else to lead the run, and for two to write it."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+
+    def watch() -> None:
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="samepath-launcher", daemon=True).start()
+
+
+def _let_go_of_server() -> None:
+    """The fork server ends when nobody holds the other end of its pipe. Python hands that to every
+    child too, so that the server of a launcher that was killed would live as long as its workers,
+    and they with it."""
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None

@@ -48,7 +48,8 @@ def command_of(process: int) -> bytes:
 def workers_of(launcher: int) -> list[int]:
     """A launcher's workers, the first one first: those that its fork server has started."""
     servers = [child for child in children(launcher) if b"forkserver" in command_of(child)]
-    return sorted(worker for server in servers for worker in children(server))
+    # in order of birth as they are; numbers begin anew now and then
+    return [worker for server in servers for worker in children(server)]
 
 
 def lines(out: Path) -> list[dict[str, Any]]:

@@ -76,12 +76,28 @@ def do(how: str) -> None:
     if how.startswith("late "):  # others come further first
         time.sleep(0.3)
         how = how.removeprefix("late ")
-    if how.startswith("linger"):
+    if how == "linger until told to stop":
+        told = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            around_handler(number, told.set)
+        assert told.wait(120)
+    elif how.startswith("linger"):
         time.sleep(float(how.removeprefix("linger")))
     elif how == "SIGSTOP soon":
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     else:
         os.kill(os.getpid(), getattr(signal, how))
+
+
+def around_handler(number: int, after: Callable[[], None]) -> None:
+    original = signal.getsignal(number)
+    assert callable(original)
+
+    def wrapped(number: int, frame: Any) -> None:
+        original(number, frame)
+        after()
+
+    signal.signal(number, wrapped)
 
 
 def around(

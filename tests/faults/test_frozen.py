@@ -29,7 +29,7 @@ from elastic_runs import (
 )
 
 LIMIT_SECONDS = 300
-TIMEOUT_SECONDS = 3.0
+TIMEOUT_SECONDS = 5.0
 EPOCHS = 2
 
 
@@ -41,7 +41,8 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
 
 def frozen(said: str) -> list[int]:
     """Who was found."""
-    found = re.findall(rf"samepath: worker (\d) has given no sign of life for 3 s; {GOES_ON}", said)
+    words = f"has given no sign of life for {TIMEOUT_SECONDS:.0f} s; {GOES_ON}"
+    found = re.findall(rf"samepath: worker (\d) {words}", said)
     assert len(found) == said.count(GOES_ON), said
     return [int(worker) for worker in found]
 

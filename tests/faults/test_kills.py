@@ -133,7 +133,9 @@ def test_several_at_once(
     unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of three in one second, one right after a restart, then all: memory is enough."""
-    recipe, out = harmful(tmp_path, slow_seconds=0.03, epochs=EPOCHS), tmp_path / "run"
+    pause = harm("forward", 0, 13, "linger 60")  # until all are killed, of whom it is one
+    recipe = harmful(tmp_path, pause, slow_seconds=0.03, epochs=EPOCHS)
+    out = tmp_path / "run"
 
     def workers() -> list[int]:
         return workers_of(os.getpid())
@@ -151,7 +153,7 @@ def test_several_at_once(
         until(lambda: len(set(workers()) - set(before)) == 3)
         time.sleep(0.1)
         kill(workers()[0])
-        until(lambda: max(steps_begun(recipe)) > 12)
+        until(lambda: harms_done(recipe) == 1)
         kill(*workers())
 
     with meanwhile(harm_them):
@@ -221,11 +223,12 @@ def test_the_launcher_too(
 # ---- raising
 
 
+@pytest.mark.parametrize("link", ["auto", "network"])
 def test_one_that_raises_once_stays_and_again_and_again_is_left_out(
-    unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    link: str, unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     once, ever = harm("forward", 2, 3, "raise"), harm("backward", 1, 8, "raise", times=9)
-    recipe, out = harmful(tmp_path, once, ever, epochs=EPOCHS), tmp_path / "run"
+    recipe, out = harmful(tmp_path, once, ever, link=link, epochs=EPOCHS), tmp_path / "run"
     result = elastic(recipe, out, 3)
     assert (result.digest, lines(out)) == unhurt
     assert result.num_workers == 2

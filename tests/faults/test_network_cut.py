@@ -60,7 +60,7 @@ def test_cuts(run: Braked) -> None:
 
         workers = run.workers()
         plug(1, "nomaster")
-        time.sleep(2)
+        time.sleep(1)
         plug(1, "master", "br0")
         run.await_steps()
         assert run.workers() == workers, "a moment changes nothing"

@@ -72,7 +72,7 @@ def to_group(run: subprocess.Popen[str]) -> None:
 def test_it_saves_and_goes_on(
     send: Any, code: int, unhurt: tuple[str, Any], tmp_path: Path
 ) -> None:
-    pause = harm("forward", 0, 7, "linger 0.5")
+    pause = harm("forward", 0, 7, "linger until told to stop")
     recipe = harmful(tmp_path, pause, slow_seconds=0.02, epochs=EPOCHS)
     out, scratch = tmp_path / "run", tmp_path / "scratch"
     scratch.mkdir()

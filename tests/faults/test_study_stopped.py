@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -103,10 +102,15 @@ def of_study(out: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_killed_at_a_random_moment(number: int, unhurt: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_lines", "slow_seconds"),
+    [(8, 0.5), (50, 0.02)],  # the first: no run ends by itself while we look
+)
+def test_killed(
+    num_lines: int, slow_seconds: float, unhurt: dict[str, Any], tmp_path: Path
+) -> None:
     out = timed(tmp_path / "study")
-    process = begin(out, random.Random(number).randrange(1, 60))
+    process = begin(out, num_lines, slow_seconds)
     assert of_study(out)
     process.kill()
     process.communicate()

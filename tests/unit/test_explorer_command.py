@@ -41,6 +41,7 @@ def refused(*arguments: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.alone  # it looks at the time
 def test_it_serves_and_ends_at_ctrl_c(folder: Path) -> None:
     command = [SAMEPATH, "explore", str(folder), "--no-browser", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as started:

@@ -44,6 +44,9 @@ EXIT_SECONDS = 30.0
 """How long a machine whose workers have finished waits for those of the others."""
 REGROUP_SECONDS = 10.0
 """How long those who stay wait to see who leaves."""
+CAUSE_SECONDS = 2.0
+"""Who raises closes its connections, and so is lost by others, before it has said why: so long that
+is waited for."""
 QUIET_SECONDS = 1.0
 """Four pulses: one that gives no sign for so long may be the one that others have lost."""
 STORE_VARIABLE = "SAMEPATH_STORE"
@@ -110,7 +113,7 @@ class Agent(LocalElasticAgent):
         if self._elastic is not None:
             for report in self._reports.glob("worker-*.json"):
                 report.unlink()
-            self._regrouping = 0.0
+            self._unexplained = 0.0
             self._pulses = pulse.Pulses(self._reports / "pulse", round_.here)
         return [
             Worker(
@@ -201,10 +204,9 @@ class Agent(LocalElasticAgent):
         reports = read_reports(self._reports)
         if not frozen and self._may_be_frozen(codes, first, reports):
             return False
-        if not frozen and all(first + h in reports and reports[first + h].regroup for h in failed):
-            self._regrouping = self._regrouping or time.monotonic()
-            if len(failed) < len(codes) and time.monotonic() - self._regrouping < REGROUP_SECONDS:
-                return False
+        told = [reports.get(first + here) for here in failed]
+        if not frozen and len(failed) < len(codes) and self._may_be_explained(told):
+            return False
         pids = {here: processes[here].pid for here in codes}
         self._shutdown(signal.SIGKILL)
         found = [
@@ -224,6 +226,16 @@ class Agent(LocalElasticAgent):
         return all(report is not None and report.secondary for report in failed) and any(
             codes[here] is None for here in self._pulses.silent(QUIET_SECONDS)
         )
+
+    def _may_be_explained(self, told: list[Report | None]) -> bool:
+        """All who failed say that others leave or were lost, of whom one may still say why."""
+        others_fault = [r for r in told if r is not None and (r.regroup or r.secondary)]
+        if len(others_fault) < len(told):
+            return False
+        self._unexplained = self._unexplained or time.monotonic()
+        leaving = any(report.regroup for report in others_fault)
+        waited = time.monotonic() - self._unexplained
+        return waited < (REGROUP_SECONDS if leaving else CAUSE_SECONDS)
 
     def _decide(self, cause: Report, here: int, elastic: Elastic) -> None:
         """Start again, with or without the one that failed; or end."""

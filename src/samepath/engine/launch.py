@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 import multiprocessing
-import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import signal
@@ -30,17 +29,14 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samepath.engine import pulse
-from samepath.engine.agent import Agent, Elastic
+from samepath.engine.agent import CAUSE_SECONDS, Agent, Elastic
 from samepath.engine.rendezvous import FINISHED, Crew, Meeting
 from samepath.engine.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
-from samepath.orphans import die_with_parent
+from samepath.orphans import die_with_launcher
 
 SHUTDOWN_SECONDS = 30
 LONGEST_TMPDIR = 60
-CAUSE_SECONDS = 2.0
-"""How long a worker that lost another stays, so that torch's agent, which looks at one failure and
-ends the rest, sees the one that was lost first. (Ours looks at all of them.)"""
 _AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _TALKATIVE = (
     "torch.distributed",
@@ -156,9 +152,7 @@ def _reporting(
 ) -> None:
     """Run in a worker: what it raises is left where the launcher finds it."""
     os.setpgid(0, 0)  # Ctrl-C reaches the launcher alone, which passes it on: once
-    die_with_parent()
-    _die_with_launcher()
-    _let_go_of_server()  # only now: it must not end before its end reaches this one
+    die_with_launcher()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # until there is something to save
     pulse.begin(int(os.environ["SAMEPATH_HERE"]))
@@ -168,7 +162,7 @@ def _reporting(
         report = Report.of_error(int(os.environ["RANK"]), error)
         report.write(Path(reports))
         if report.secondary and not elastic:
-            time.sleep(CAUSE_SECONDS)
+            time.sleep(CAUSE_SECONDS)  # torch's agent looks at one failure, and ends the rest
         raise
     if elastic:
         # torch would have it wait for an Event, and its launcher, which sets it, wait for everybody
@@ -180,29 +174,6 @@ def _reporting(
 
 def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
-
-
-def _let_go_of_server() -> None:
-    """The fork server ends when nobody holds the other end of its pipe. Python hands that to every
-    child too, so that the server of a launcher that was killed would live as long as its workers,
-    and they with it."""
-    server: Any = multiprocessing.forkserver._forkserver
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
-
-
-def _die_with_launcher() -> None:
-    """The fork server, whose death ends this process, takes a second or two to die when the
-    launcher is killed: long enough for somebody else to lead the run, and for two to write it."""
-    launcher = multiprocessing.parent_process()
-    assert launcher is not None
-
-    def watch() -> None:
-        launcher.join()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="samepath-launcher", daemon=True).start()
 
 
 def _first_failure(reports: Path, failures: dict[int, ProcessFailure]) -> SamepathError:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +31,7 @@ from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.work import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
-from samepath.orphans import die_with_parent
+from samepath.orphans import die_with_launcher
 from samepath.study.grid import Job
 
 ENDS = ("finished", "target", "diverged", "stuck")
@@ -168,7 +169,8 @@ def _work(
 ) -> None:
     """One run's whole life, in a process of its own."""
     os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which passes it on: once
-    die_with_parent()
+    die_with_launcher()
+    signal.signal(signal.SIGTERM, _stop_at_once)
     if number := torch.cuda.device_count():  # each run its own GPUs (reasoned; not run on any)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
         mine = [visible.split(",")[slot] for slot in slots]
@@ -183,6 +185,11 @@ def _work(
         words.send(("failed", str(error)))
     except BaseException:
         words.send(("failed", "\n" + traceback.format_exc().rstrip()))
+
+
+def _stop_at_once(number: int, frame: FrameType | None) -> None:
+    """The run has begun, as its folder says, and has no step yet after which it could stop."""
+    raise Interrupted(number)
 
 
 def request_for(job: Job, folder: Path, workers: int, command: tuple[str, ...]) -> Request:
