@@ -438,6 +438,15 @@ def test_a_folder_that_somebody_removed(tmp_path: Path) -> None:
     assert not folder.holds_run
 
 
+@pytest.mark.parametrize(("before", "after"), [("running", "failed"), ("finished", "finished")])
+def test_a_run_that_has_ended_has_not_failed(tmp_path: Path, before: str, after: str) -> None:
+    """Whatever happens to its processes on their way out."""
+    folder = begun(tmp_path)
+    folder._write_json(folder.read() | {"status": before})
+    folder.write_status("failed")
+    assert folder.read()["status"] == after
+
+
 def test_a_new_run_where_nothing_can_be_written(tmp_path: Path, options: Options) -> None:
     folder = RunFolder(tmp_path / "run")
     with no_file_larger_than(10), pytest.raises(UserError) as refused:

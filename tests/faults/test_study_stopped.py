@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from samepath.engine.reports import Interrupted
+from samepath.study import runner
 from samepath.study.opening import StudyRequest, entered, look_into
 from samepath.study.results import ClockFacts, NetworkFacts
 
@@ -140,6 +143,37 @@ def test_interrupted_it_saves_and_goes_on(
     assert "running" not in states
     if number == signal.SIGINT:
         assert run(out)["runs"] == unhurt["runs"]
+
+
+def begin_a_run(out: Path) -> None:
+    """In a process of the study's: its folder says that it runs, and there is no step yet."""
+
+    def begin(request: Any) -> None:
+        try:
+            (out / "status").write_text("running")
+            time.sleep(60)
+        except Interrupted:
+            (out / "status").write_text("interrupted")
+            raise
+
+    runner.train = begin  # type: ignore[assignment,attr-defined]
+    runner.request_for = lambda *of: None  # type: ignore[assignment]
+    words: Any = None
+    runner._work(None, out, [0], (), words)  # type: ignore[arg-type]
+
+
+def test_interrupted_before_a_run_has_made_a_step(tmp_path: Path) -> None:
+    run = multiprocessing.get_context("forkserver").Process(target=begin_a_run, args=(tmp_path,))
+    run.start()
+    limit = time.monotonic() + PATIENCE_SECONDS
+    while not (tmp_path / "status").exists():
+        assert run.is_alive()
+        assert time.monotonic() < limit, "it does not get on"
+        time.sleep(0.02)
+    os.kill(run.pid or 0, signal.SIGTERM)
+    run.join(30)
+    assert run.exitcode == 0
+    assert (tmp_path / "status").read_text() == "interrupted"
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:

@@ -36,14 +36,13 @@ from samepath.engine.rendezvous import (
     Seat,
     answers,
 )
-from samepath.engine.rundir import RunFolder
+from samepath.engine.rundir import ENDED, RunFolder
 from samepath.engine.sealed_store import LeaderLost
 from samepath.errors import UserError, WorkerFailed
 from samepath.patience import Patience, WaitedTooLong
 
 MEETING = "meeting.json"
 SETTLE_SECONDS = 1.0
-ENDED = ("finished", "target", "diverged", "stuck")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,8 @@ from samepath.errors import NotSaved, UserError
 if TYPE_CHECKING:
     from samepath.engine.progress import RunResult
 
+ENDED = ("finished", "target", "diverged", "stuck")
+"""Statuses of a run that has nothing left to do."""
 _MOST = 2**1000  # of any number in a line
 WARN_SECONDS = 60.0
 """How often it is said that something still cannot be written."""
@@ -167,10 +169,13 @@ class RunFolder:
             ) from None
 
     def write_status(self, status: str) -> None:
-        """The run ended without a result. If that cannot be written either, run.json goes on saying
-        that it is running: the error that ended it is the one to tell."""
+        """The run ended without a result (one that had ended when it was stopped has one). If that
+        cannot be written either, run.json goes on saying that it is running: the error that ended
+        it is the one to tell."""
         with suppress(OSError, UserError):
-            self._write_json(self.read() | {"status": status})
+            content = self.read()
+            if status == "running" or content["status"] not in ENDED:
+                self._write_json(content | {"status": status})
 
     def write_result(self, result: RunResult) -> None:
         """The run ended; everything is on disk, or it is no result."""

@@ -17,7 +17,7 @@ from typing import Any
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.agent import Elastic
 from samepath.engine.checkpoint import list_checkpoints, step_of
-from samepath.engine.elastic import ENDED, Machine, address_towards, is_led, take_part
+from samepath.engine.elastic import Machine, address_towards, is_led, take_part
 from samepath.engine.environment import Place, read_place
 from samepath.engine.last_step import forget
 from samepath.engine.launch import launch
@@ -26,7 +26,7 @@ from samepath.engine.progress import Display, RunResult
 from samepath.engine.rendezvous import Crew
 from samepath.engine.reports import Interrupted
 from samepath.engine.request import Request, available_workers, files_of, given_workers, prepare
-from samepath.engine.rundir import RunFolder
+from samepath.engine.rundir import ENDED, RunFolder
 from samepath.engine.tensorboard import FOLDER
 from samepath.engine.work import launched, work
 from samepath.errors import UserError, WorkerFailed

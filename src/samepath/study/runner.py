@@ -27,14 +27,13 @@ import torch
 
 from samepath.engine.options import Asked
 from samepath.engine.reports import Interrupted
-from samepath.engine.rundir import RunFolder
+from samepath.engine.rundir import ENDED, RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.work import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.study.grid import Job
 
-ENDS = ("finished", "target", "diverged", "stuck")
 LOOK_SECONDS = 0.5
 SHARING_SECONDS = 20.0
 """A shorter run is over sooner with one worker than several have started."""
@@ -78,7 +77,7 @@ def status_of(study: Path, job: Job) -> str | None:
         return None
     if status == "finished" and content["result"]["epochs"] < job.options.epochs:
         return None
-    return status if status in ENDS else None
+    return status if status in ENDED else None
 
 
 def run_jobs(
