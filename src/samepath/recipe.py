@@ -136,15 +136,20 @@ class FoundRecipe:
     """The path of the keep-list, absolute."""
     keep_identity: str | None = None
     """What a resumed run must match: a SHA-256 of which examples it keeps."""
+    source: bytes | None = field(default=None, repr=False)
+    """Of a recipe file: what was in it."""
 
 
-def find_recipe(name: str, data: str | None = None, keep: str | None = None) -> FoundRecipe:
-    """The recipe with a built-in name, or of a Python file, on its own data or the given.
+def find_recipe(
+    name: str, data: str | None = None, keep: str | None = None, source: bytes | None = None
+) -> FoundRecipe:
+    """The recipe with a built-in name, or of a Python file, on its own data or the given. `source`
+    is what the file held when it was first found: it may have been edited since.
 
     With a keep-list, its training examples (and facts about them) are those that are kept, numbered
     anew: as if the others had never been there.
     """
-    found = _find(name, data)
+    found = _find(name, data, source)
     return found if keep is None else _only_kept(found, keep)
 
 
@@ -170,14 +175,14 @@ def _only_kept(found: FoundRecipe, keep: str) -> FoundRecipe:
     return replace(found, recipe=kept, keep=str(path), keep_identity=keep_list.identity)
 
 
-def _find(name: str, data: str | None) -> FoundRecipe:
+def _find(name: str, data: str | None, source: bytes | None) -> FoundRecipe:
     if name in BUILT_IN:
         module_name, function, _ = BUILT_IN[name]
         module = importlib.import_module(module_name)
         return _found(name, name, getattr(module, function), data)
     path = Path(name)
     if path.suffix == ".py" or path.exists():
-        return _recipe_of_file(name, path, data)
+        return _recipe_of_file(name, path, data, source)
     near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "built in are: " + ", ".join(BUILT_IN) + "."
     raise UserError(
@@ -200,13 +205,14 @@ def _found(name: str, identity: str, function: Callable[..., Any], data: str | N
     return FoundRecipe(name, identity, function(data=place), str(place), fingerprint(place))
 
 
-def _recipe_of_file(name: str, path: Path, data: str | None) -> FoundRecipe:
-    if not path.is_file():
+def _recipe_of_file(name: str, path: Path, data: str | None, source: bytes | None) -> FoundRecipe:
+    if source is None and not path.is_file():
         raise UserError(f"recipe file {name!r} does not exist; check the path")
     try:
-        identity = hashlib.sha256(path.read_bytes()).hexdigest()
+        source = path.read_bytes() if source is None else source
+        identity = hashlib.sha256(source).hexdigest()
         seed_everything(key("recipe"))  # a recipe that splits its data unseeded splits it one way
-        module = _import_file(path)
+        module = _import_file(path, source)
         function = getattr(module, "recipe", None)
         found = None if function is None else _found(name, identity, function, data)
     except UserError:
@@ -219,10 +225,10 @@ def _recipe_of_file(name: str, path: Path, data: str | None) -> FoundRecipe:
         raise UserError(
             f"recipe() in {name!r} returned {type(found.recipe).__name__}; return a samepath.Recipe"
         )
-    return found
+    return replace(found, source=source)
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, source: bytes) -> ModuleType:
     # Registered under a name of its own, so that data sets defined in it can be sent to loader
     # processes; the file's folder is importable, as it is when the file is run as a script.
     module_name = "samepath_recipe_" + path.stem
@@ -234,7 +240,7 @@ def _import_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec.loader.exec_module(module)
+    exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     return module
 
 

@@ -32,7 +32,7 @@ from samepath.engine import checkpoint
 from samepath.engine.folder_lock import LOCK
 from samepath.engine.loop import Run
 from samepath.engine.options import Options, recipe_of
-from samepath.engine.rundir import RunFolder
+from samepath.engine.rundir import RunFolder, claim_next
 from samepath.engine.state import State
 from samepath.engine.tensorboard import EventWriter
 from samepath.engine.train import Request, train
@@ -445,6 +445,28 @@ def test_a_run_that_has_ended_has_not_failed(tmp_path: Path, before: str, after:
     folder._write_json(folder.read() | {"status": before})
     folder.write_status("failed")
     assert folder.read()["status"] == after
+
+
+def test_two_who_begin_at_once(tmp_path: Path, options: Options) -> None:
+    """Both have seen an empty folder; the first has ended when the second gets the lock."""
+    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first.write(options, ["first"], None)
+    begun = first.read()
+    first.unlock()
+    with pytest.raises(UserError, match="holds another run"):
+        second.write(options, ["second"], None)
+    assert second.read() == begun
+    assert not second.holds_lock
+
+
+def test_two_who_begin_at_once_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found the same number free."""
+    free = iter([tmp_path / "mine-1", tmp_path / "mine-1", tmp_path / "mine-2"])
+    monkeypatch.setattr("samepath.engine.rundir.next_free", lambda recipe: next(free))
+    assert claim_next("mine") == tmp_path / "mine-1"
+    assert claim_next("mine") == tmp_path / "mine-2"
 
 
 def test_a_new_run_where_nothing_can_be_written(tmp_path: Path, options: Options) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from samepath.engine.checkpoint import list_checkpoints
 from samepath.engine.copies import MEMORY
+from samepath.engine.options import Asked
 from samepath.engine.request import Request
 from samepath.engine.train import train
 from samepath.errors import UserError, WorkerFailed
@@ -79,7 +80,7 @@ def test_in_every_phase(
     harms = [harm(phase, worker, step) for step, (phase, worker) in enumerate(places)]
     for number, phase in enumerate(["recipe", "model", "joined", "recovered"]):
         harms += [harm(phase, number % workers), harm(phase, (number + 1) % workers, 5 + number)]
-    harms += [harm("result", 0), harm("end", workers - 1)]
+    harms.append(harm("result", 0) if link == "auto" else harm("end", workers - 1))
     recipe, out = harmful(tmp_path, *harms, link=link, epochs=EPOCHS), tmp_path / "run"
     result = elastic(recipe, out, workers, checkpoint_steps=1)
     assert harms_done(recipe) == len(harms)
@@ -191,17 +192,24 @@ def memory_of(out: Path) -> list[Path]:
     return list(MEMORY.glob(f"samepath-*/{name}.*"))
 
 
-@pytest.mark.parametrize(("workers", "memory"), [(3, True), (1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("workers", "memory", "moved"),
+    [(3, True, False), (1, True, False), (2, False, False), (2, True, True)],
+)
 def test_the_launcher_too(
     workers: int,
     memory: bool,
+    moved: bool,
     launcher_killed: tuple[Path, Path],
     unhurt: tuple[str, Any],
     tmp_path: Path,
 ) -> None:
-    """With what is in memory no step is lost; without it, those since the checkpoint."""
+    """With what is in memory no step is lost, also if the folder is elsewhere now; without it,
+    those since the checkpoint."""
     recipe, before = launcher_killed
     out = shutil.copytree(before, tmp_path / "run")
+    if moved:
+        shutil.rmtree(before)
     kept = [file for file in recipe.parent.iterdir() if file.name.count(".") == 3]
     assert len(kept) == 6  # each worker's part, whole and changes, and its notes
     for file in kept if memory else ():
@@ -220,7 +228,58 @@ def test_the_launcher_too(
     assert left_behind(out) == []
 
 
+def test_a_recipe_that_is_edited_meanwhile(unhurt: tuple[str, Any], tmp_path: Path) -> None:
+    """For the next run: this one goes on with what it began with."""
+    recipe, out = harmful(tmp_path, slow_seconds=0.03, epochs=EPOCHS), tmp_path / "run"
+
+    def edit() -> None:
+        until(lambda: num_lines(out) > 3)
+        recipe.write_text("def recipe(: half a file")
+        os.kill(workers_of(os.getpid())[1], signal.SIGKILL)
+
+    with meanwhile(edit):
+        result = elastic(recipe, out, 2)
+    assert (result.digest, lines(out)) == unhurt
+
+
+@pytest.mark.parametrize("phase", ["result", "end"])
+def test_when_all_is_on_disk(
+    phase: str, unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody is waited for, though there are too few to go on."""
+    recipe, out = harmful(tmp_path, harm(phase, 0), epochs=EPOCHS), tmp_path / "run"
+    result = elastic(recipe, out, 2, least=2)
+    assert (result.digest, lines(out)) == unhurt
+    assert harms_done(recipe) == 1
+    assert capsys.readouterr().err == ""
+    assert left_behind(out) == []
+
+
+def test_before_a_stuck_run_has_said_so(tmp_path: Path) -> None:
+    """It is stuck when it comes back, and trains no further."""
+    asked = Asked(epochs=12, patience=2, learning_rate=1e-6)
+    alone = harmful(tmp_path / "alone")
+    request = Request(recipe=str(alone), num_workers=1, asked=asked, out=tmp_path / "unhurt")
+    unhurt, _ = train(request)
+    assert unhurt.status == "stuck"
+    recipe = harmful(tmp_path, harm("run.json", 0, unhurt.steps - 1))
+    result = elastic(recipe, tmp_path / "run", 2, asked=asked)
+    assert harms_done(recipe) == 1
+    assert (result.digest, result.status, result.steps) == (unhurt.digest, "stuck", unhurt.steps)
+    assert lines(tmp_path / "run") == lines(tmp_path / "unhurt")
+
+
 # ---- raising
+
+
+def test_one_that_calls_exit_is_left_out(
+    unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = harmful(tmp_path, harm("forward", 1, 3, "exit", times=9), epochs=EPOCHS)
+    result = elastic(recipe, tmp_path / "run", 2)
+    assert (result.digest, lines(tmp_path / "run")) == unhurt
+    assert result.num_workers == 1
+    assert capsys.readouterr().err.count("worker 1 raised SystemExit: 0") == 2
 
 
 @pytest.mark.parametrize("link", ["auto", "network"])

@@ -193,6 +193,10 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("DistributedDataParallel", "pass the plain module"),
     ),
     "lazy module": ("model = lambda: nn.LazyLinear(2)", ("LazyLinear", "first forward pass")),
+    "lookahead": (
+        "optimizer = lambda p: __import__('pytorch_optimizer').Lookahead(torch.optim.SGD(p, lr=1))",
+        ("Lookahead keeps its state in a form of its own", "use the optimizer inside it"),
+    ),
     "lbfgs": ("optimizer = lambda p: torch.optim.LBFGS(p)", ("LBFGS", "use SGD")),
     "sparse adam": ("optimizer = lambda p: torch.optim.SparseAdam(p)", ("SparseAdam", "use Adam")),
     "nothing to train": (

@@ -89,6 +89,14 @@ def test_another_layout_takes_another_file(tmp_path: Path, memory: Path) -> None
     assert len(list(memory.iterdir())) == 2
 
 
+def test_layouts_that_change_with_every_step(tmp_path: Path, memory: Path) -> None:
+    kept = keeper(tmp_path)
+    for step in range(1, 40):
+        keep(kept, step, size=3000 * (1 + step % 2))
+        check(step, size=3000 * (1 + step % 2))
+        assert len(list(memory.iterdir())) <= 4
+
+
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_the_workers_of_a_machine_share_it(parts: int, tmp_path: Path, memory: Path) -> None:
     workers = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
 import socket
 import threading
 import time
@@ -32,6 +34,7 @@ from samepath.engine.collective import machine_name
 from samepath.engine.environment import LOOPBACK
 from samepath.engine.folder_lock import LOCK
 from samepath.engine.rendezvous import FINISHED, Crew, Meeting, Round, Seat, share_out
+from samepath.engine.reports import Interrupted
 from samepath.engine.rundir import RunFolder
 from samepath.engine.sealed_store import (
     LeaderLost,
@@ -148,6 +151,45 @@ def test_rounds(table: Table) -> None:
     agree(rounds, [2, 3, 1, 3])
     second.workers_here = 1  # it has lost workers
     agree(table.sit_all(leader, second, third, fourth), [2, 1, 1, 5])
+
+
+def test_a_round_that_is_not_counted_yet_is_not_called_again(table: Table) -> None:
+    """The leader announces it, and counts it a moment later."""
+    leader, second = table.lead("1:4", expected=2), table.join()
+    table.sit_all(leader, second)
+    leader._store.add("rounds", -1)
+    again = table.sit(second)
+    until(leader.num_nodes_waiting)
+    rounds = [table.sit(leader).result(20), again.result(20)]
+    agree(rounds, [1, 1])
+    assert rounds[0].number == 2
+
+
+def test_nobody_can_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Network is unreachable\nframe #0: a page of them")
+
+    monkeypatch.setattr(sealed_store, "TCPStore", refuse)
+    with pytest.raises(UserError, match=r"listen on 127\.0\.0\.1 \(Network is unreachable\); give"):
+        open_store(LOOPBACK)
+
+
+def test_a_signal_while_a_leader_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
+
+    monkeypatch.setattr(elastic, "_meet", look)
+    monkeypatch.setattr(RunFolder, "run_id", lambda self: "c" * 32)
+    monkeypatch.setattr(last_step, "forget_strangers", lambda _: None)
+    with pytest.raises(Interrupted):
+        elastic.take_part(
+            RunFolder(tmp_path), print, (), Crew(least=1, most=1), elastic.Machine(workers=1),
+            Elastic(timeout_seconds=1.0, tell=print),
+        )  # fmt: skip
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_one_who_fails_calls_everybody(table: Table) -> None:

@@ -83,6 +83,30 @@ class WritesIntoGradients(torch.optim.Adam):
         return super().step(closure)
 
 
+class Rounding(torch.optim.Optimizer):
+    """With a state of another dtype than its parameter: numbers of one byte, or exact ones."""
+
+    dtype = torch.int8
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    for name in ("one", "two", "three"):  # so that changes are worth it
+                        state[name] = torch.zeros_like(parameter, dtype=self.dtype)
+                parameter -= group["lr"] * parameter.grad + 0.01 * state["one"].to(parameter.dtype)
+                state["one"].add_(parameter.grad.sign().to(self.dtype))
+
+
+class Exact(Rounding):
+    dtype = torch.float64
+
+
 def convolutions() -> nn.Module:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(0.3), nn.Flatten(),
@@ -213,6 +237,17 @@ def test_the_gradient_is_kept_before_the_optimizer_has_it(tmp_path: Path, sessio
     assert come_back(again, tmp_path) == 5
     assert num_changes() == 4
     assert again.digest() == digests[5]
+
+
+@pytest.mark.parametrize("optimizer", [Rounding, Exact])
+def test_state_of_another_dtype(optimizer: Any, tmp_path: Path, session: Session) -> None:
+    """torch gives loaded state the dtype of its parameter."""
+    expected = train(trainer(session, convolutions, optimizer), [])
+    train(trainer(session, convolutions, optimizer), keepers(tmp_path), stop=5)
+    again = trainer(session, convolutions, optimizer)
+    assert come_back(again, tmp_path) == 5
+    assert again.digest() == expected[5]
+    assert train(again, [])[STEPS] == expected[STEPS]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ class Elastic:
     timeout_seconds: float
     """A worker that gives no sign for so long counts as dead."""
     tell: Callable[[str], None]
+    is_over: Callable[[], bool] = lambda: False
+    """All of the run is on disk: whoever fails now takes nothing with it."""
 
 
 class Agent(LocalElasticAgent):
@@ -176,12 +178,10 @@ class Agent(LocalElasticAgent):
             found: RunResult = super()._monitor_workers(worker_group)
             return found
         # never torch's own look: who dies between ours and that would end the run
-        if self._has_failed(worker_group, self._elastic):
-            return RunResult(state=WorkerState.FAILED)
-        if set(self._codes().values()) == {0}:
-            everybody = {worker.global_rank: None for worker in worker_group.workers}
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=everybody)
-        return RunResult(state=WorkerState.HEALTHY)
+        state = self._look(worker_group, self._elastic)
+        everybody = {worker.global_rank: None for worker in worker_group.workers}
+        done = everybody if state == WorkerState.SUCCEEDED else {}
+        return RunResult(state=state, return_values=done)
 
     def _codes(self) -> dict[int, int | None]:
         """Exit codes of this machine's workers."""
@@ -189,8 +189,8 @@ class Agent(LocalElasticAgent):
         processes = self._pcontext._pc.processes  # type: ignore[attr-defined]
         return {here: process.exitcode for here, process in enumerate(processes)}
 
-    def _has_failed(self, group: WorkerGroup, elastic: Elastic) -> bool:
-        """Somebody here has; what follows from it is decided."""
+    def _look(self, group: WorkerGroup, elastic: Elastic) -> WorkerState:
+        """How they are; if somebody has failed, what follows from it is decided."""
         assert self._pcontext is not None
         processes = self._pcontext._pc.processes  # type: ignore[attr-defined]
         codes = self._codes()
@@ -199,23 +199,26 @@ class Agent(LocalElasticAgent):
             here for here in self._pulses.silent(elastic.timeout_seconds) if codes[here] is None
         ]
         if not failed and not frozen:
-            return False
+            done = set(codes.values()) == {0}
+            return WorkerState.SUCCEEDED if done else WorkerState.HEALTHY
         first = group.workers[0].global_rank
         reports = read_reports(self._reports)
         if not frozen and self._may_be_frozen(codes, first, reports):
-            return False
+            return WorkerState.HEALTHY
         told = [reports.get(first + here) for here in failed]
         if not frozen and len(failed) < len(codes) and self._may_be_explained(told):
-            return False
+            return WorkerState.HEALTHY
         pids = {here: processes[here].pid for here in codes}
         self._shutdown(signal.SIGKILL)
+        if elastic.is_over():
+            return WorkerState.SUCCEEDED
         found = [
             reports.get(first + here) or Report.of_exit(first + here, code, pids[here])
             for here, code in failed.items()
         ] + [Report.of_frozen(first + here, elastic.timeout_seconds) for here in frozen]
         cause = min(found, key=lambda report: (report.secondary, report.regroup, report.time))
         self._decide(cause, cause.worker - first, elastic)
-        return True
+        return WorkerState.FAILED
 
     def _may_be_frozen(
         self, codes: dict[int, int | None], first: int, reports: dict[int, Report]

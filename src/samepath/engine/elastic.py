@@ -27,7 +27,7 @@ from samepath.engine.agent import Elastic
 from samepath.engine.collective import machine_name
 from samepath.engine.environment import LOOPBACK
 from samepath.engine.folder_lock import is_locked
-from samepath.engine.launch import run_agent
+from samepath.engine.launch import interruptible, run_agent
 from samepath.engine.rendezvous import (
     FINISHED,
     Crew,
@@ -70,9 +70,11 @@ def take_part(
     elastic: Elastic,
 ) -> None:
     """Be one of a run's machines until the run has ended."""
-    last_step.forget_strangers(_is_wanted)
+    ours = folder.run_id()  # which may have been moved since it was kept
+    last_step.forget_strangers(lambda run_id, path: run_id == ours or _is_wanted(run_id, path))
     while True:
-        meeting = _meet(folder, crew, machine, elastic.tell)
+        with interruptible():
+            meeting = _meet(folder, crew, machine, elastic.tell)
         machine = replace(machine, expected=1, address=_own_address(machine, meeting.seat))
         try:
             with tempfile.TemporaryDirectory(prefix="samepath-") as reports:

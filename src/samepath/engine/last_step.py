@@ -111,8 +111,9 @@ class LastStep:
         self._takes_changes = True
         self._step = -1
         self._since_whole = 0
-        self._retired: list[Path] = []
-        self._since_retired = 0
+        self._retired: list[tuple[Path, int]] = []
+        """Files that have been replaced, and after how many steps."""
+        self._num_written = 0
         self._works = True
 
     @contextmanager
@@ -248,16 +249,16 @@ class LastStep:
 
     def _retire(self, those: Copies | None) -> None:
         if those is not None:
-            self._retired.append(those.file)
-            self._since_retired = 0
+            self._retired.append((those.file, self._num_written))
 
     def _remove_retired(self) -> None:
         """And what those have left who were killed. Not with the first step in a new file: the
         others' shares of it need not be there yet. With the second all of them are."""
-        self._since_retired += 1
-        if self._since_retired == 2:
-            _remove([*self._retired, *_of_the_dead(self._run_id)])
-            self._retired.clear()
+        self._num_written += 1
+        if self._num_written == 2:
+            _remove(_of_the_dead(self._run_id))
+        _remove([file for file, written in self._retired if self._num_written >= written + 2])
+        self._retired = [r for r in self._retired if self._num_written < r[1] + 2]
 
     def close(self) -> None:
         """All of it is on disk."""

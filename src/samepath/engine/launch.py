@@ -34,6 +34,7 @@ from samepath.engine.rendezvous import FINISHED, Crew, Meeting
 from samepath.engine.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
 from samepath.orphans import die_with_launcher
+from samepath.say import say
 
 SHUTDOWN_SECONDS = 30
 LONGEST_TMPDIR = 60
@@ -147,6 +148,16 @@ def _signals_heard() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Signals end what is done here, and what was made for it is cleared away."""
+    try:
+        with _signals_heard():
+            yield
+    except SignalException as error:
+        raise Interrupted(int(error.sigval)) from None
+
+
 def _reporting(
     function: Callable[..., Any], arguments: tuple[Any, ...], reports: str, elastic: bool
 ) -> None:
@@ -160,9 +171,14 @@ def _reporting(
         function(*arguments)
     except BaseException as error:
         report = Report.of_error(int(os.environ["RANK"]), error)
-        report.write(Path(reports))
+        try:
+            report.write(Path(reports))
+        except OSError:  # the temporary folder is full: then a person at least can read it
+            say(report.words())
         if report.secondary and not elastic:
             time.sleep(CAUSE_SECONDS)  # torch's agent looks at one failure, and ends the rest
+        if isinstance(error, SystemExit):  # which torch takes for a good end if its code is 0
+            raise WorkerFailed(f"it called sys.exit({error.code!r})") from error
         raise
     if elastic:
         # torch would have it wait for an Event, and its launcher, which sets it, wait for everybody

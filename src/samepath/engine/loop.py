@@ -37,8 +37,6 @@ from samepath.recipe import Recipe
 CHECKPOINT_SECONDS = 60.0
 TIMED_STEPS = 1000
 """Whose times are remembered: a long run must not take more and more memory."""
-STUCK = 0.01
-"""A loss that stays within this part of itself has not moved."""
 
 
 def make_trainer(
@@ -217,6 +215,8 @@ class Run:
     def _steps(self) -> str:
         if self._target_reached():
             return "target"
+        if self._at_epochs_end() and self.progress.has_not_moved(self.options.patience):
+            return "stuck"
         source = self.trainer.source(self.recipe.train)
         while self.progress.epoch < self.options.epochs and self._steps_left() != 0:
             ended = self._stretch(source)
@@ -335,13 +335,12 @@ class Run:
         return None
 
     def _stuck(self) -> bool:
-        """The validation loss has not moved for as long as there is patience."""
+        """One more validation loss, and it has not moved for as long as there is patience."""
         patience, loss = self.options.patience, self.progress.metrics.get("loss")
         if patience is None or loss is None:
             return False
-        recent = self.progress.recent = [*self.progress.recent, loss][-patience - 1 :]
-        moved = max(recent) - min(recent)
-        return len(recent) > patience and moved <= STUCK * abs(min(recent))
+        self.progress.recent = [*self.progress.recent, loss][-patience - 1 :]
+        return self.progress.has_not_moved(patience)
 
     def _keep_weights(self, epochs: int, *, best: bool = False) -> None:
         """If the recipe wants them. A resumed run writes the same again."""
@@ -356,8 +355,10 @@ class Run:
     def _target_reached(self) -> bool:
         loss = self.progress.metrics.get("loss")
         target = self.options.target
-        on_epoch_end = self.trainer.step_number == self.progress.epoch_began
-        return target is not None and loss is not None and on_epoch_end and loss <= target
+        return target is not None and loss is not None and self._at_epochs_end() and loss <= target
+
+    def _at_epochs_end(self) -> bool:
+        return self.trainer.step_number == self.progress.epoch_began
 
     def _final_evaluation(self, status: str) -> None:
         """A run that ends inside an epoch: how good is what it ends with? (Not a metrics line, and

@@ -199,11 +199,19 @@ def _default(name: str) -> Any:
     return None if value is MISSING else value
 
 
-def recipe_of(options: Options) -> FoundRecipe:
-    """The recipe of a run, found again (in another process, say): its data, its keep-list."""
-    found = find_recipe(options.recipe, options.data, options.keep)
-    if found.keep_identity != options.keep_identity:
-        raise UserError(f"{options.keep} has changed since the run began; put it back as it was")
+def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
+    """The recipe of a run, found again (in another process, say): its data, its keep-list. `source`
+    is what the recipe's file held when the run began."""
+    found = find_recipe(options.recipe, options.data, options.keep, source)
+    strategy = find_strategy(options.strategy)
+    for file, before, now in (
+        (options.recipe, options.identity, found.identity),
+        (options.data, options.data_identity, found.data_identity),
+        (options.keep, options.keep_identity, found.keep_identity),
+        (options.strategy, options.strategy_identity, strategy.identity),
+    ):
+        if before != now:
+            raise UserError(f"{file} has changed since the run began; put it back as it was")
     return found
 
 

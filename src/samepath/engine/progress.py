@@ -8,6 +8,9 @@ from typing import Protocol
 from samepath.engine.noise import NoiseScale
 from samepath.engine.settings import StepResult
 
+STUCK = 0.01
+"""A loss that stays within this part of itself has not moved."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
@@ -80,6 +83,13 @@ class Progress:
             self.noise = scale.state()
         self.staleness_sum += result.staleness
         self.staleness_max = max(self.staleness_max, result.staleness)
+
+    def has_not_moved(self, patience: int | None) -> bool:
+        """The validation loss, over so many epochs."""
+        recent = self.recent
+        if patience is None or len(recent) <= patience:
+            return False
+        return max(recent) - min(recent) <= STUCK * abs(min(recent))
 
     @property
     def noise_scale(self) -> NoiseScale:

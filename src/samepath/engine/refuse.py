@@ -37,6 +37,11 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
         raise UserError("LBFGS evaluates the loss several times a step; use SGD, Adam or AdamW")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise UserError("SparseAdam takes sparse gradients; use Adam")
+    if not {"state", "param_groups"} <= optimizer.state_dict().keys():
+        raise UserError(
+            f"{type(optimizer).__name__} keeps its state in a form of its own, which cannot be "
+            "saved; use the optimizer inside it, or one that is a torch.optim.Optimizer throughout"
+        )
     ours = {id(parameter) for parameter in model.parameters()}
     for group in optimizer.param_groups:
         if any(id(parameter) not in ours for parameter in group["params"]):

@@ -158,6 +158,8 @@ class Meeting(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round; waits until there is one."""
         called = self._store.add("rounds", 0) + 1
+        if self.round is not None:  # which the leader may have announced and not counted yet
+            called = max(called, self.round.number + 1)
         if self.leads or self.round is not None:  # a newcomer asks; the leader knows if it is full
             self._store.set(f"call/{called}", True)
         patience = Patience(self._wait, self._tell)

@@ -19,7 +19,7 @@ from samepath.engine.elastic import MEETING, Machine, somebody_answers
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
 from samepath.engine.progress import Display
 from samepath.engine.rendezvous import Crew
-from samepath.engine.rundir import RunFolder, next_free
+from samepath.engine.rundir import RunFolder, claim_next, next_free
 from samepath.engine.session import too_many_workers
 from samepath.engine.tensorboard import FOLDER, require_tensorboard
 from samepath.errors import UserError
@@ -58,6 +58,9 @@ class Request:
     """Makes what worker 0 shows; must pickle."""
     elastic: bool = False
     """Workers keep the last step in memory, and begin with it."""
+    source: bytes | None = field(default=None, repr=False)
+    """Of the recipe's file as it was found: who begins later, in the same run, must not meet what
+    somebody has changed in it meanwhile."""
 
 
 def available_workers() -> int:
@@ -159,6 +162,8 @@ def prepare(
     plan = Course(options).plan(0, ())
     refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)
     if writes:
+        if request.out is None:
+            folder = RunFolder(claim_next(request.recipe))
         folder.write(
             options, list(request.command), earlier, workers, **_for_others(request, asked)
         )

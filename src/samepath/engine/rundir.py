@@ -63,6 +63,16 @@ def next_free(recipe: str, runs: Path = Path("runs")) -> Path:
     return runs / f"{stem}-{number}"
 
 
+def claim_next(recipe: str) -> Path:
+    """Make that folder: of several who begin at once, each has one of its own."""
+    while True:
+        path = next_free(recipe)
+        make_folder(path.parent)
+        with suppress(FileExistsError):
+            path.mkdir()
+            return path
+
+
 class RunFolder:
     """The folder of one run."""
 
@@ -141,6 +151,12 @@ class RunFolder:
         """Begin or continue a run, and keep everybody else from writing here."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
+        if earlier is None:
+            try:
+                self.refuse_if_used()  # somebody may have begun, and ended, while we looked
+            except UserError:
+                self.unlock()
+                raise
         began = {
             "command": command,
             "versions": versions(),

@@ -51,10 +51,14 @@ def open_store(address: str) -> tuple[TCPStore, int]:
             timeout=timedelta(seconds=STORE_SECONDS),
             master_listen_fd=listener.fileno(),
         )
-    except OSError as error:
-        listener.close()
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError):
+            listener.close()
+        else:
+            listener.detach()  # whose it is by now only the store knows
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UserError(
-            f"nothing can listen on {address} ({error.strerror}); give another --interface"
+            f"nothing can listen on {address} ({why}); give another --interface"
         ) from None
     listener.detach()  # it is the store's now
     return store, port

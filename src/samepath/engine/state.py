@@ -156,7 +156,11 @@ def load_state(trainer: Trainer, state: State) -> None:
                 "param_groups": groups,
             }
         )
-        _settle(trainer.optimizer)
+        parameters_in_order = (p for g in trainer.optimizer.param_groups for p in g["params"])
+        _settle(
+            trainer.optimizer,
+            {p: remembered.get(n, {}) for p, n in zip(parameters_in_order, order, strict=True)},
+        )
         if trainer.schedule is not None and structure["schedule"] is not None:
             trainer.schedule.load_state_dict(_decode(structure["schedule"], state.tensors))
         trainer.step_number = int(structure["step"])
@@ -175,15 +179,19 @@ def like(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def _settle(optimizer: torch.optim.Optimizer) -> None:
-    """Give loaded tensors memory of their own too, laid out as the optimizer makes them."""
+def _settle(optimizer: torch.optim.Optimizer, saved: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    """Give loaded tensors memory of their own too, laid out as the optimizer makes them, and the
+    dtype they had: torch has given them their parameter's."""
     for parameter, remembered in optimizer.state.items():
         for name, value in remembered.items():
             if isinstance(value, Tensor):
+                before = saved.get(parameter, {}).get(name)
+                source = before if isinstance(before, Tensor) else value
+                source = value if source.dtype == value.dtype else source
                 like = parameter if value.shape == parameter.shape else value
                 remembered[name] = torch.empty_like(
-                    like, dtype=value.dtype, device=value.device, requires_grad=False
-                ).copy_(value)
+                    like, dtype=source.dtype, device=value.device, requires_grad=False
+                ).copy_(source)
 
 
 def check(state: State) -> None:

@@ -49,6 +49,7 @@ class NotUnderWay(UserError):
 def train(request: Request) -> tuple[RunResult, Path]:
     """Run a request; the result and the run's folder."""
     found = find_recipe(request.recipe, *files_of(request))
+    request = replace(request, source=found.source)
     place = read_place(os.environ)
     crew = isinstance(request.num_workers, Crew)
     if crew and place.launcher in ("mpirun", "srun"):  # which started a launcher on every machine
@@ -153,6 +154,7 @@ def join(
         timeout_seconds=start_.get("timeout_seconds", TIMEOUT_SECONDS),
         display=display,
         elastic=True,
+        source=found.source,
     )
     try:
         result = _take_part(request, resolve(found, Asked(), config), folder, machine)
@@ -211,9 +213,19 @@ def _take_part(
             (request, options, folder.path),
             crew,
             machine,
-            Elastic(timeout_seconds=request.timeout_seconds, tell=say),
+            Elastic(
+                timeout_seconds=request.timeout_seconds,
+                tell=say,
+                is_over=lambda: _is_over(folder),
+            ),
         ),
     )
+
+
+def _is_over(folder: RunFolder) -> bool:
+    with suppress(OSError, UserError):  # a disk that does not answer now
+        return folder.read()["status"] in ENDED
+    return False
 
 
 def _unfinite(result: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def work(
     request: Request, options: Options, path: Path, found: FoundRecipe | None = None
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
-    found, place = found or recipe_of(options), read_place(os.environ)
+    found, place = found or recipe_of(options, request.source), read_place(os.environ)
     if options.server and place.worker != 0:
         with stop_signals():  # the server says when to stop
             return work_for_server(found.recipe, options, request.timeout_seconds)
