@@ -44,11 +44,13 @@ WARN_SECONDS = 60.0
 Warn = Callable[[str], None]
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder that --out names, or one in it."""
+def make_folder(folder: Path, *, is_new: bool = False) -> None:
+    """Make the folder that --out names, or one in it. FileExistsError for one that is not new."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=not is_new)
     except OSError as error:
+        if is_new and isinstance(error, FileExistsError):
+            raise
         raise UserError(
             f"--out {folder} cannot be made ({error.strerror}); give another folder"
         ) from None
@@ -67,9 +69,8 @@ def claim_next(recipe: str) -> Path:
     """Make that folder: of several who begin at once, each has one of its own."""
     while True:
         path = next_free(recipe)
-        make_folder(path.parent)
         with suppress(FileExistsError):
-            path.mkdir()
+            make_folder(path, is_new=True)
             return path
 
 
