@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from samepath.engine.reports import Interrupted
 from samepath.study import runner
+from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, entered, look_into
 from samepath.study.results import ClockFacts, NetworkFacts
 
@@ -157,9 +160,8 @@ def begin_a_run(out: Path) -> None:
             raise
 
     runner.train = begin  # type: ignore[assignment,attr-defined]
-    runner.request_for = lambda *of: None  # type: ignore[assignment]
-    words: Any = None
-    runner._work(None, out, [0], (), words)  # type: ignore[arg-type]
+    nothing: Any = None
+    runner._work(nothing, [0], nothing)
 
 
 def test_interrupted_before_a_run_has_made_a_step(tmp_path: Path) -> None:
@@ -174,6 +176,18 @@ def test_interrupted_before_a_run_has_made_a_step(tmp_path: Path) -> None:
     run.join(30)
     assert run.exitcode == 0
     assert (tmp_path / "status").read_text() == "interrupted"
+
+
+def test_a_recipe_that_is_edited_meanwhile(tmp_path: Path) -> None:
+    """Runs that begin later are of the recipe that the study began with."""
+    recipe = Path(shutil.copy(RECIPE, tmp_path / "mine.py"))
+    opened = look_into(StudyRequest(recipe=str(recipe), out=tmp_path / "study", max_epochs=1))
+    recipe.write_text("def recipe(: half a file")
+    job = Job(folder="runs/a", label="a", options=opened.options)
+    runner.run_jobs(
+        [job], opened.folder, cores=1, command=(), source=opened.found.source, watcher=Mock()
+    )
+    assert runner.status_of(opened.folder, job) == "finished"
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:

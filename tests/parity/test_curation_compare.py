@@ -112,7 +112,7 @@ def test_a_study_takes_a_keep_list(found: tuple[Path, Comparison]) -> None:
     options = look_into(asked).options
     assert options.num_examples == 40
     job = Job(folder="runs/a", label="a", options=options)
-    assert request_for(job, folder / "a", 1, ()).keep == str(folder / "keep.csv")
+    assert request_for(job, folder / "a", 1, (), None).keep == str(folder / "keep.csv")
 
 
 def test_everything_is_written(found: tuple[Path, Comparison]) -> None:

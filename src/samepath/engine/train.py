@@ -48,7 +48,7 @@ class NotUnderWay(UserError):
 
 def train(request: Request) -> tuple[RunResult, Path]:
     """Run a request; the result and the run's folder."""
-    found = find_recipe(request.recipe, *files_of(request))
+    found = find_recipe(request.recipe, *files_of(request), request.source)
     request = replace(request, source=found.source)
     place = read_place(os.environ)
     crew = isinstance(request.num_workers, Crew)

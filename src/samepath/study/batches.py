@@ -100,6 +100,7 @@ def train_all(
             opened.folder,
             cores=available_workers(),
             command=request.command,
+            source=opened.found.source,
             watcher=watcher,
         )
 

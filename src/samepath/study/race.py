@@ -68,6 +68,7 @@ def _race(
             folder,
             cores=available_workers(),
             command=request.command,
+            source=opened.found.source,
             watcher=watcher,
             alone_seconds=alone_seconds,
         )

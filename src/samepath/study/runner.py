@@ -86,10 +86,12 @@ def run_jobs(
     *,
     cores: int,
     command: Sequence[str],
+    source: bytes | None,
     watcher: Watcher,
     alone_seconds: Callable[[Job], float] = lambda job: math.inf,
 ) -> None:
-    """Train all jobs that are not finished. `alone_seconds` is what one takes with one worker."""
+    """Train all jobs that are not finished. `source` is what the recipe's file held when the study
+    began; `alone_seconds` is what a job takes with one worker."""
     jobs = list({job.folder: job for job in jobs}.values())
     waiting = [job for job in jobs if status_of(study, job) is None]
     if not waiting:
@@ -112,7 +114,7 @@ def run_jobs(
                         workers = max(1, len(free) // (len(waiting) + 1))
                         workers = min(workers, job.options.plan.num_grains)
                     slots, free = free[:workers], free[workers:]
-                    running.append(_start(context, job, study, slots, command))
+                    running.append(_start(context, job, study, slots, command, source))
                 wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
                 if asked():
                     raise Interrupted(asked())
@@ -126,13 +128,19 @@ def run_jobs(
 
 
 def _start(
-    context: Any, job: Job, study: Path, slots: list[int], command: Sequence[str]
+    context: Any,
+    job: Job,
+    study: Path,
+    slots: list[int],
+    command: Sequence[str],
+    source: bytes | None,
 ) -> _Running:
     folder = study / job.folder
     if folder.exists() and not (folder / "run.json").exists():
         shutil.rmtree(folder)  # killed before it had begun
     words, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(job, folder, slots, tuple(command), theirs))
+    request = request_for(job, folder, len(slots), tuple(command), source)
+    process = context.Process(target=_work, args=(request, slots, theirs))
     process.start()
     theirs.close()
     return _Running(job, process, words, slots)
@@ -163,9 +171,7 @@ def _stop(running: Sequence[_Running]) -> None:
             each.process.join()
 
 
-def _work(
-    job: Job, folder: Path, slots: list[int], command: tuple[str, ...], words: Connection
-) -> None:
+def _work(request: Request, slots: list[int], words: Connection) -> None:
     """One run's whole life, in a process of its own."""
     os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which passes it on: once
     die_with_launcher()
@@ -175,7 +181,7 @@ def _work(
         mine = [visible.split(",")[slot] for slot in slots]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     try:
-        train(request_for(job, folder, len(slots), command))
+        train(request)
     except Interrupted:
         pass
     except UserError as error:
@@ -191,7 +197,9 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-def request_for(job: Job, folder: Path, workers: int, command: tuple[str, ...]) -> Request:
+def request_for(
+    job: Job, folder: Path, workers: int, command: tuple[str, ...], source: bytes | None
+) -> Request:
     """What `samepath train` would be asked for this run."""
     options = job.options
     return Request(
@@ -216,6 +224,7 @@ def request_for(job: Job, folder: Path, workers: int, command: tuple[str, ...]) 
         out=folder,
         resume=RunFolder(folder).holds_run,
         command=command,
+        source=source,
     )
 
 
