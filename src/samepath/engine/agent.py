@@ -203,10 +203,9 @@ class Agent(LocalElasticAgent):
             return WorkerState.SUCCEEDED if done else WorkerState.HEALTHY
         first = group.workers[0].global_rank
         reports = read_reports(self._reports)
-        if not frozen and self._may_be_frozen(codes, first, reports):
-            return WorkerState.HEALTHY
         told = [reports.get(first + here) for here in failed]
-        if not frozen and len(failed) < len(codes) and self._may_be_explained(told):
+        others_left = not frozen and len(failed) < len(codes)
+        if others_left and (self._may_be_frozen(codes, told) or self._may_be_explained(told)):
             return WorkerState.HEALTHY
         pids = {here: processes[here].pid for here in codes}
         self._shutdown(signal.SIGKILL)
@@ -220,13 +219,10 @@ class Agent(LocalElasticAgent):
         self._decide(cause, cause.worker - first, elastic)
         return WorkerState.FAILED
 
-    def _may_be_frozen(
-        self, codes: dict[int, int | None], first: int, reports: dict[int, Report]
-    ) -> bool:
+    def _may_be_frozen(self, codes: dict[int, int | None], told: list[Report | None]) -> bool:
         """Everybody who failed has lost somebody, and somebody else has been quiet since: it will
         be found frozen, or give a sign."""
-        failed = [reports.get(first + here) for here, code in codes.items() if code]
-        return all(report is not None and report.secondary for report in failed) and any(
+        return all(report is not None and report.secondary for report in told) and any(
             codes[here] is None for here in self._pulses.silent(QUIET_SECONDS)
         )
 
