@@ -120,7 +120,7 @@ def test_steps_without_end(num_workers: int, tmp_path: Path) -> None:
     _, workers = run(
         tmp_path,
         num_workers,
-        1500,
+        2000,
         checkpoint_steps=200,
         num_examples=1000,
         batch_size=32,
@@ -129,11 +129,10 @@ def test_steps_without_end(num_workers: int, tmp_path: Path) -> None:
         every=100,
     )
     for lines in workers:
-        begun, ended = lines[4], lines[-1]
-        steps = 100 * (len(lines) - 5)
+        begun, ended = lines[10], lines[-1]  # by then the times of a thousand steps are kept
+        steps = 100 * (len(lines) - 11)
         assert ended["anonymous_mib"] - begun["anonymous_mib"] < 1
-        # half a block a step: the times of the last thousand are kept, from the 500th on here
-        assert (ended["python_blocks"] - begun["python_blocks"]) / steps < 0.8
+        assert (ended["python_blocks"] - begun["python_blocks"]) / steps < 0.6
         for what in ("descriptors", "threads"):  # at the last step another may have left already
             assert len({line[what] for line in lines[1:-1]}) == 1
         cpu = [statistics.median(line["cpu_seconds"]) for line in lines[1:]]
