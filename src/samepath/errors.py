@@ -48,6 +48,12 @@ class WorkerLost(SamepathError):
     exit_code = 1
 
 
+class ReplicasDiffer(SamepathError):
+    """Workers that should hold the same model do not: nothing of it is saved."""
+
+    exit_code = 1
+
+
 class CheckpointDamaged(SamepathError):
     """A checkpoint does not match its checksum or cannot be read."""
 

@@ -1,9 +1,11 @@
 """Buffers that a forward pass changes, such as batch norm's running statistics.
 
 In: a model, and its buffers after each grain. Out: the buffers after the batch.
-Guaranteed: every grain starts from the same values; float buffers become the mean of the grains'
-results, weighted like the loss and added over the plan's tree; buffers no grain changed are left
-alone to the bit; other buffers (counters) must come out the same in every grain that changes them.
+Guaranteed: every grain starts from the same values. A float buffer that comes out the same in every
+grain (a counter, a teacher's weights) is just that; otherwise it becomes the mean of the grains'
+results, weighted like the loss and added over the plan's tree. Buffers no grain changed are left
+alone to the bit; other types (counters) must come out the same in every grain that changes them.
+What has no mean (a queue, of which each grain writes a part) is refused by name.
 """
 
 from __future__ import annotations
@@ -16,10 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from samepath.engine.bits import bits_of, same_bits
 from samepath.engine.collective import Collective, Record
 from samepath.engine.gradients import TreeSum
 from samepath.errors import UserError
 from samepath.plan import Reduction
+
+_NO_GRAIN, _UNCHANGED, _ALIKE, _MIXED = range(4)
+"""What a worker says of a buffer: it had no grain that counts; no grain changed it; all that did
+(for floats: all grains) left it alike; or they left it differently."""
 
 
 class BufferMerge:
@@ -31,31 +38,53 @@ class BufferMerge:
         self._homes: list[tuple[nn.Module, str]] = []
         self._originals: list[Tensor] = []
         self.names: list[str] = []
+        self._modules = dict(model.named_modules())
         seen: set[int] = set()
-        for prefix, module in model.named_modules():
+        for prefix, module in self._modules.items():
             for name, tensor in module._buffers.items():
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     self._homes.append((module, name))
                     self._originals.append(tensor)
                     self.names.append(f"{prefix}.{name}" if prefix else name)
+        self._there = self._non_empty()
         self._is_float = [t.is_floating_point() or t.is_complex() for t in self._originals]
+        self._is_norm = [isinstance(module, _NormBase) for module, _ in self._homes]
         self._saved = [t.clone() for t in self._originals]
-        # Buffers that have changed before, or surely will, are added grain by grain, like the
-        # gradients; another that changes for the first time is added in a round of its own.
+        # Buffers that have been averaged before, or surely will be, are added grain by grain, like
+        # the gradients; another that needs it for the first time is added in a round of its own.
         self._known = [
             index
             for index, (module, _) in enumerate(self._homes)
-            if self._is_float[index] and isinstance(module, _NormBase) and module.training
+            if self._is_float[index] and self._is_norm[index] and module.training
         ]
         self._known_sum: TreeSum | None = None
 
+    def _non_empty(self) -> list[list[str]]:
+        """Names of the buffers that are there, by module."""
+        return [
+            [name for name, tensor in module._buffers.items() if tensor is not None]
+            for module in self._modules.values()
+        ]
+
+    def _refuse_new(self) -> None:
+        """Raise for a buffer that was not there, or None, when training began."""
+        for prefix, before, now in zip(self._modules, self._there, self._non_empty(), strict=True):
+            for name in set(now) - set(before):
+                raise UserError(
+                    f"buffer {f'{prefix}.{name}' if prefix else name!r} is made during training; "
+                    "give it its shape in __init__ (register_buffer with a tensor, not None), so "
+                    "that it is merged over grains and saved"
+                )
+
     def begin(self, reduction: Reduction) -> None:
         self._reduction = reduction
+        self._one_grain = sum(map(len, reduction.runs)) == 1
         self._late: list[dict[int, Tensor]] = []
         self._scales: list[float] = []
-        self._counters: dict[int, Tensor] = {}
-        self._changed = np.zeros(len(self._homes), np.uint8)
+        self._alike: dict[int, Tensor] = {}
+        """What the first grain that changed a buffer left."""
+        self._codes = np.full(len(self._homes), _NO_GRAIN, np.uint8)
         if self._homes:
             torch._foreach_copy_(self._saved, self._originals)
         if self._known:
@@ -64,24 +93,50 @@ class BufferMerge:
             self._known_sum.begin(reduction)
 
     def after_grain(self, scale: float) -> None:
-        """Take down what this grain changed, and put the old values back for the next."""
+        """Take down what this grain changed, and put the old values back for the next. A grain that
+        counts for nothing has no say."""
+        self._refuse_new()
         changes = self._changes()
+        counted = changes if scale else {}
         if self._known_sum is not None:
-            values = [changes.get(index, self._saved[index]) for index in self._known]
-            self._known_sum.add(list(torch._foreach_mul(values, scale)))
-        known, late = set(self._known), dict[int, Tensor]()
-        for index, now in changes.items():
-            self._changed[index] = 1
-            if self._is_float[index]:
-                if index not in known:
-                    late[index] = now.clone()
-            elif index not in self._counters:
-                self._counters[index] = now.clone()
-            elif not torch.equal(self._counters[index], now):
-                self._refuse(index)
-        self._late.append(late)
+            values = [counted.get(index, self._saved[index]) for index in self._known]
+            self._known_sum.add(
+                [*torch._foreach_mul(values, scale)] if scale else [None] * len(values)
+            )
+        if scale:
+            self._compare(changes)
+        known = set(self._known)
+        self._late.append(
+            {
+                index: now.clone()
+                for index, now in counted.items()
+                if self._is_float[index] and index not in known
+            }
+        )
         self._scales.append(scale)
         self._put_back(changes)
+
+    def _compare(self, changes: Mapping[int, Tensor]) -> None:
+        """Is it what earlier grains of this batch left?"""
+        for index, code in enumerate(self._codes):
+            now = changes.get(index)
+            if now is None:
+                # a counter need not change in every grain (one that takes another branch)
+                mixed = self._is_float[index] and code == _ALIKE
+                self._codes[index] = _MIXED if mixed else max(int(code), _UNCHANGED)
+                continue
+            if self._is_float[index] and not self._is_norm[index] and not self._one_grain:
+                self._refuse_queue(index, now, changes)
+            if self._is_norm[index] and self._is_float[index]:
+                self._codes[index] = _MIXED  # a statistic of the grain's own examples
+            elif index not in self._alike:
+                self._alike[index] = now.clone()
+                mixed = self._is_float[index] and code == _UNCHANGED
+                self._codes[index] = _MIXED if mixed else _ALIKE
+            elif not same_bits(self._alike[index], now):
+                if not self._is_float[index]:
+                    self._refuse(index)
+                self._codes[index] = _MIXED
 
     def _changes(self) -> dict[int, Tensor]:
         """The buffers that differ from what they were before the grain, as they are."""
@@ -93,7 +148,7 @@ class BufferMerge:
                     f"buffer {self.names[index]!r} changes its shape or type during training; "
                     "keep such state outside buffers"
                 )
-            if not torch.equal(now, saved):
+            if not same_bits(now, saved):
                 changes[index] = now.detach()
         return changes
 
@@ -112,33 +167,70 @@ class BufferMerge:
             "averaged, or keep it outside buffers"
         )
 
+    def _refuse_queue(self, index: int, now: Tensor, changes: Mapping[int, Tensor]) -> None:
+        """Raise for a buffer of which a grain has written some rows and left others."""
+        saved, home = self._saved[index], self._homes[index][0]
+        pointers = [
+            (int(self._saved[other]), int(value))
+            for other, value in changes.items()
+            if self._homes[other][0] is home and not self._is_float[other] and value.numel() == 1
+        ]
+        if written_in_part(saved, now, pointers):
+            raise UserError(
+                f"buffer {self.names[index]!r} is written in part, as a queue or a memory bank is: "
+                "grains would overwrite each other's part, and there is no mean of them; keep it "
+                "outside the model and fill it between steps, in a loop of your own"
+            )
+
     def launch(self) -> None:
         """After the last grain: start adding the buffers that are known to change."""
         if self._known_sum is not None:
             self._known_sum.launch()
 
     def _tree(self, indices: Sequence[int]) -> TreeSum:
+        for index in indices:
+            if self._saved[index].dtype.itemsize < 2:
+                raise UserError(
+                    f"buffer {self.names[index]!r} ({self._saved[index].dtype}) comes out "
+                    "differently in different grains and is too coarse to be averaged; make it a "
+                    "float32 buffer"
+                )
         return TreeSum(self._collective, [self._saved[i] for i in indices], exact=self._exact)
 
     def record(self) -> Record:
-        """What the others must know: which buffers changed here, and what counters came to."""
+        """What the others must know: which buffers changed here, and what they came to."""
         hashes = np.zeros((len(self._homes), 8), np.uint8)
-        for index, tensor in self._counters.items():
-            value = hashlib.blake2b(tensor.cpu().numpy().tobytes(), digest_size=8)
-            hashes[index] = np.frombuffer(value.digest(), np.uint8)
-        return np.concatenate([self._changed[:, None], hashes], axis=1).ravel()
+        for index, tensor in self._alike.items():
+            if self._codes[index] == _ALIKE:
+                value = hashlib.blake2b(
+                    bits_of(tensor).cpu().contiguous().numpy().tobytes(), digest_size=8
+                )
+                hashes[index] = np.frombuffer(value.digest(), np.uint8)
+        return np.concatenate([self._codes[:, None], hashes], axis=1).ravel()
 
     def finish(self, records: Sequence[Record], *, keep: bool = True) -> None:
         """Give the buffers their values after the batch; or only end the sums under way."""
         everybody = np.stack([record.reshape(-1, 9) for record in records])
-        changed = [int(index) for index in np.flatnonzero(everybody[:, :, 0].any(axis=0))]
-        totals = self._totals([index for index in changed if self._is_float[index]])
+        changed = np.flatnonzero((everybody[:, :, 0] >= _ALIKE).any(axis=0)).tolist()
+        alike = [index for index in changed if self._is_alike(index, everybody[:, index])]
+        averaged = [index for index in changed if index not in alike]
+        totals = self._totals(averaged)
         for index in changed if keep else ():
             original = self._originals[index]
-            if self._is_float[index]:
+            if index in totals and index not in alike:
                 original.copy_(totals[index])
             else:
-                self._set_counter(index, original, everybody[:, index])
+                self._set_alike(index, original, everybody[:, index])
+
+    def _is_alike(self, index: int, records: Record) -> bool:
+        """Every grain that has a say left the same."""
+        codes = records[:, 0]
+        values = {record[1:].tobytes() for record in records[codes == _ALIKE]}
+        if self._is_float[index]:
+            return len(values) == 1 and set(codes.tolist()) <= {_NO_GRAIN, _ALIKE}
+        if len(values) > 1:
+            self._refuse(index)
+        return True
 
     def _totals(self, floats: list[int]) -> dict[int, Tensor]:
         """The merged float buffers."""
@@ -150,17 +242,38 @@ class BufferMerge:
             tree = self._tree(late)
             tree.begin(self._reduction)
             for values, scale in zip(self._late, self._scales, strict=True):
-                tree.add([values.get(index, self._saved[index]) * scale for index in late])
+                tree.add(
+                    [values.get(index, self._saved[index]) * scale for index in late]
+                    if scale
+                    else [None] * len(late)
+                )
             tree.launch()
             totals |= dict(zip(late, tree.finish(), strict=True))
             self._known, self._known_sum = sorted([*self._known, *late]), None
         return {index: total for index, total in totals.items() if total is not None}
 
-    def _set_counter(self, index: int, original: Tensor, records: Record) -> None:
-        have = [worker for worker, record in enumerate(records) if record[0]]
-        if len({records[worker, 1:].tobytes() for worker in have}) > 1:
-            self._refuse(index)
-        if index in self._counters:
-            original.copy_(self._counters[index])
+    def _set_alike(self, index: int, original: Tensor, records: Record) -> None:
+        have = [worker for worker, record in enumerate(records) if record[0] == _ALIKE]
+        if index in self._alike:
+            original.copy_(self._alike[index])
         if len(have) < len(records):  # some worker's grains did not change it
             self._collective.broadcast(original, have[0])
+
+
+def written_in_part(before: Tensor, now: Tensor, pointers: Sequence[tuple[int, int]]) -> bool:
+    """Whether some slices along a dimension have changed and others, which hold something, have
+    not; or just those between a pointer's values before and after."""
+    changed = bits_of(before) != bits_of(now)
+    for dim, size in enumerate(before.shape):
+        others = [d for d in range(before.dim()) if d != dim]
+        slices = changed.amax(others) if others else changed
+        number = int(slices.sum())
+        if not 0 < number < size:
+            continue
+        if before.dim() > 1 and bool((before.ne(0).amax(others) & ~slices).any()):
+            return True
+        places = set(slices.nonzero().flatten().tolist())
+        for was, is_ in pointers:
+            if places == {(was + step) % size for step in range((is_ - was) % size)}:
+                return True
+    return False

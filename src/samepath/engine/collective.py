@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from samepath.data.loaders import TIMEOUT_SECONDS
+from samepath.engine.bits import fills
 from samepath.engine.environment import LOOPBACK, Place
 from samepath.errors import WorkerLost
 from samepath.plan import Reduction
@@ -152,8 +153,14 @@ class Network(Collective):
         return end
 
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
-        with _peers_may_leave():
-            dist.broadcast(tensor, src=worker, group=self.scatter_group)
+        # as bytes: gloo carries neither 16-bit integers nor 8-bit floats
+        dense = tensor if fills(tensor) else tensor.contiguous()
+        flat = dense.detach().as_strided((dense.numel(),), (1,)).view(torch.uint8)
+        if flat.numel():
+            with _peers_may_leave():
+                dist.broadcast(flat, src=worker, group=self.scatter_group)
+        if dense is not tensor:
+            tensor.copy_(dense)
 
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
         return NetworkBucket(self, length, dtype, exact=exact)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samepath.engine.state import bytes_of
+from samepath.engine.bits import bytes_of
 from samepath.engine.trace import Event, Grains, Trace
 
 

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from samepath.engine.bits import sums_of, words_of
 
 MEMORY = Path("/dev/shm")
 _HEADER = struct.Struct("<8sqqqqI")
@@ -106,24 +107,10 @@ class Checksum:
 
     def __init__(self, tensors: Mapping[str, Tensor], share: Share) -> None:
         pieces = (piece for piece in cut(tensors, share) if piece.num_bytes)
-        self._words = [_words(piece.of(tensors[piece.name])) for piece in pieces]
-        self._here = [words.numpy() for words in self._words if words.device.type == "cpu"]
+        self._words = [words_of(piece.of(tensors[piece.name])) for piece in pieces]
 
     def __call__(self) -> int:
-        if len(self._here) == len(self._words):  # numpy takes less time for each
-            sums = [np.add.reduce(words, dtype=np.int64) for words in self._here]
-            return zlib.crc32(np.array(sums, np.int64).data)
-        found = [words.sum(dtype=torch.int64) for words in self._words]
-        return zlib.crc32(torch.stack(found).cpu().numpy().data)
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """The same memory as integers, as long ones as it can be divided into."""
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    for word in (torch.int64, torch.int32, torch.int16):
-        if flat.nbytes % word.itemsize == 0 and flat.data_ptr() % word.itemsize == 0:
-            return flat.view(word)
-    return flat.view(torch.uint8)
+        return zlib.crc32(sums_of(self._words).data)
 
 
 def _up(num_bytes: int, unit: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from samepath.data import GrainRequest, Source, seed_everything
 from samepath.engine.record import exact_sum
+from samepath.engine.replicas import left_alone
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import assign
@@ -57,7 +58,7 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
     modes = [(module, module.training) for module in trainer.model.modules()]
     trainer.model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), left_alone(trainer.model) as changed:
             for (number, examples), data in zip(mine.items(), source.load(requests()), strict=True):
                 data = to_device(data, collective.device)
                 trainer.watch("valid", number, data)
@@ -71,6 +72,12 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
     finally:
         for module, training in modes:
             module.training = training
+    if changed:  # how often depends on how many grains a worker has
+        trainer.doubt_once(
+            f"evaluation changes {changed[0]!r} of the model, which is put back: only training "
+            "changes it"
+        )
+    trainer.seed_between_steps()
     names = _agree_on_names(trainer, found)
     facts = np.zeros((max(len(run) for run in runs), len(names) + 1))
     for row, (values, weight) in enumerate(zip(found, weights, strict=True)):

@@ -7,7 +7,7 @@ they like, by the rule as it is then; a step that finds the rule changed has loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,10 @@ class Feed(Iterator[Any]):
         self._asked: dict[int, Mine] = {}
         """What the source has been asked for, from the present step on."""
         self._grains: Iterator[Any] = iter(())
+
+    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
+        """Some grains, out of turn."""
+        return self._source.load(requests)
 
     def turn_to(self, step: int, mine: Mine) -> None:
         """What comes next are these grains."""

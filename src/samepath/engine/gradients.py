@@ -7,21 +7,27 @@ in the others (x + -0.0 is x for every x), as if those additions had not been ma
 
 A worker keeps finished subtrees on a stack, as in pairwise summation. The pair at the bottom of
 the tree is added by autograd itself, into `.grad`. Where sums must travel, each gradient of the
-last grain is folded into its bucket the moment it exists, and full buckets leave at once.
+last grain is folded into its bucket the moment it exists, and full buckets leave at once: but only
+where a backward pass has shown that each parameter's gradient comes in one piece (a module that is
+used in several segments of `checkpoint(use_reentrant=True)` gets it in several).
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from samepath.engine.bits import dense_strides
 from samepath.engine.collective import Bucket, Collective
-from samepath.engine.refuse import refuse_sparse
+from samepath.engine.refuse import OwnHook, refuse_sparse
+from samepath.errors import UserError
 from samepath.plan import Reduction
 
 Sums: TypeAlias = list[Tensor | None]
@@ -37,11 +43,6 @@ def add(left: Sums, right: Sums) -> Sums:
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
-
-
-def dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The tensor's strides if it fills its memory (channels-last, say), else row-major ones."""
-    return torch.empty_like(tensor, device="meta").stride()
 
 
 @dataclass(frozen=True)
@@ -212,12 +213,16 @@ class TreeSum:
         else:
             self.push(sums)
 
-    def launch(self) -> None:
-        """After `add` of every grain; `finish` ends it."""
+    def write_added(self) -> None:
+        """After `add` of the last grain: everything to its rows."""
         if self._last is not None:
             self.write_early_sums()
             for index, tensor in enumerate(self._last):
                 self.write_last(index, tensor)
+
+    def launch(self) -> None:
+        """After `add` of every grain; `finish` ends it."""
+        self.write_added()
         self.launch_rest()
 
 
@@ -227,34 +232,61 @@ class GradientSum:
     def __init__(
         self, collective: Collective, parameters: Mapping[str, nn.Parameter], *, exact: bool
     ) -> None:
+        """`parameters` are all of the model's; those that require no gradient now have none."""
         self.names = list(parameters)
         self.parameters = list(parameters.values())
-        self._tree = TreeSum(collective, self.parameters, exact=exact)
+        self.requires_grad = [parameter.requires_grad for parameter in self.parameters]
+        self._trained = [index for index, needs in enumerate(self.requires_grad) if needs]
+        self._here = [self.parameters[index] for index in self._trained]
+        self._tree = TreeSum(collective, self._here, exact=exact)
         self._overlap = collective.num_workers > 1
-        self._writing = self._measuring = False
+        self._comes_once: bool | None = None
+        """Each gradient comes in one piece; None before a backward pass has shown it."""
+        self._writing = self._counting = self._measuring = False
+        self._correction = 1.0
         self._handles = []
         if self._overlap:
             self._handles = [
-                parameter.register_post_accumulate_grad_hook(self._hook(index))
-                for index, parameter in enumerate(self.parameters)
+                parameter.register_post_accumulate_grad_hook(OwnHook(partial(self._ready, place)))
+                for place, parameter in enumerate(self._here)
             ]
 
-    def _hook(self, index: int):  # type: ignore[no-untyped-def]
-        def ready(parameter: Tensor) -> None:
-            if self._writing:
-                self._refuse_sparse(index)
-                self._written[index] = True
-                if self._measuring and parameter.grad is not None:
-                    self._norms[-1] += torch._foreach_norm([parameter.grad])
-                self._tree.write_last(index, parameter.grad)
-                parameter.grad = None  # it is in its bucket; the memory can go
+    def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
+        """Whether these are still the parameters (people replace, freeze and unfreeze them)."""
+        return (
+            list(parameters) == self.names
+            and all(map(operator.is_, parameters.values(), self.parameters))
+            and [p.requires_grad for p in parameters.values()] == self.requires_grad
+        )
 
-        return ready
+    def _ready(self, place: int, parameter: Tensor) -> None:
+        """A gradient has come, or a piece of it."""
+        if self._counting:
+            self._pieces[place] += 1
+        if not self._writing:
+            return
+        if self._pieces[place]:
+            raise UserError(
+                f"the gradient of {self._name(place)!r} comes in several pieces in one backward "
+                "pass, and came in one before; use checkpoint(..., use_reentrant=False)"
+            )
+        self._pieces[place] = 1
+        self._refuse_sparse(place)
+        if parameter.grad is not None:
+            if self._correction != 1.0:
+                parameter.grad.mul_(self._correction)
+            if self._measuring:
+                self._norms[-1] += torch._foreach_norm([parameter.grad])
+        self._tree.write_last(place, parameter.grad)
+        parameter.grad = None  # it is in its bucket; the memory can go
 
-    def _refuse_sparse(self, index: int) -> None:
-        gradient = self.parameters[index].grad
+    def _name(self, place: int) -> str:
+        return self.names[self._trained[place]]
+
+    def _refuse_sparse(self, place: int) -> None:
+        gradient = self._here[place].grad
         if gradient is not None and gradient.is_sparse:
-            raise refuse_sparse(self.names[index])
+            raise refuse_sparse(self._name(place))
 
     def close(self) -> None:
         for handle in self._handles:
@@ -264,45 +296,67 @@ class GradientSum:
         self._tree.begin(reduction)
         self._totals: Sums | None = None
         self._norms: list[list[Tensor]] = []
-        self._clear()
 
-    def _clear(self) -> None:
+    def before_forward(self) -> None:
+        """Clear `.grad`, so that a backward pass inside the forward pass shows."""
         for parameter in self.parameters:
             parameter.grad = None
 
-    def before_backward(self, *, measure: bool = False) -> None:
+    def before_backward(self, *, measure: bool = False, correction: float = 1.0) -> None:
         """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh. `measure`
-        takes its norm, which is only for a grain with an even number: it starts afresh."""
-        self._writing = self._overlap and self._tree.on_last_grain
-        self._merged = int(self._tree.merges_with_previous and not self._writing)
+        takes its norm, which is only for a grain with an even number: it starts afresh. A gradient
+        is multiplied by `correction` before it is added to anything."""
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.grad is not None:
+                raise UserError(
+                    f"loss() or forward() ran a backward pass of its own into {name!r}; take "
+                    "gradients there with torch.autograd.grad, which leaves .grad alone"
+                )
+        on_last = self._overlap and self._tree.on_last_grain
+        self._writing = on_last and self._comes_once is True
+        self._counting = on_last and self._comes_once is None
+        self._pieces = [0] * len(self._here)
+        self._correction = correction
+        self._merged = int(self._tree.merges_with_previous and not on_last and correction == 1.0)
         if self._merged:
-            self._tree.pop()  # it is what .grad still holds
-        else:
-            self._clear()
+            for parameter, gradient in zip(self._here, self._tree.pop(), strict=True):
+                parameter.grad = gradient
         self._measuring = measure
         if measure:
             assert not self._merged, "an odd grain may have been added to its pair"
             self._norms.append([])
         if self._writing:
-            self._written = [False] * len(self.parameters)
             self._tree.write_early_sums()
 
     def after_backward(self) -> None:
         if self._writing:
             self._writing = False
-            for index, written in enumerate(self._written):
-                if not written:
-                    self._tree.write_last(index, None)
+            for place, pieces in enumerate(self._pieces):
+                if not pieces:
+                    self._tree.write_last(place, None)
         else:
-            gradients = [p.grad for p in self.parameters]
-            present = [gradient for gradient in gradients if gradient is not None]
-            if any(gradient.is_sparse for gradient in present):
-                for index in range(len(gradients)):
-                    self._refuse_sparse(index)
-            if self._measuring and present:
-                self._norms[-1] += torch._foreach_norm(present)
-            self._tree.push(gradients, merged=self._merged)
+            self._take_gradients()
+        if self._counting:
+            self._counting = False
+            self._comes_once = max(self._pieces, default=0) <= 1
         self._measuring = False
+
+    def _take_gradients(self) -> None:
+        """All of the grain's, which are in `.grad`."""
+        gradients = [parameter.grad for parameter in self._here]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if any(gradient.is_sparse for gradient in present):
+            for place in range(len(gradients)):
+                self._refuse_sparse(place)
+        if self._correction != 1.0 and present:
+            torch._foreach_mul_(present, self._correction)
+        if self._measuring and present:
+            self._norms[-1] += torch._foreach_norm(present)
+        if self._overlap and self._tree.on_last_grain:
+            self._tree.add(gradients)
+            self._tree.write_added()
+        else:
+            self._tree.push(gradients, merged=self._merged)
 
     def launch_rest(self) -> None:
         self._tree.launch_rest()
@@ -318,13 +372,18 @@ class GradientSum:
         ]
 
     def finish(self) -> Sums:
-        """The batch's gradient, in the order of the parameters. What nobody used is in it too (see
-        `used`), as nothing."""
+        """The batch's gradient, in the order of the parameters: None for those that require none.
+        What no grain used is in it too (see `used`), as nothing."""
         if self._totals is None:
-            self._totals = self._tree.finish()
+            self._totals = [None] * len(self.parameters)
+            for index, total in zip(self._trained, self._tree.finish(), strict=True):
+                self._totals[index] = total
         return self._totals
 
     @property
     def used(self) -> list[bool]:
         """Which parameters this worker's grains used."""
-        return self._tree.used
+        used = [False] * len(self.parameters)
+        for index, use in zip(self._trained, self._tree.used, strict=True):
+            used[index] = use
+        return used

@@ -7,6 +7,8 @@ depends on which worker computes it, or after which other grain.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +19,45 @@ from torch import Tensor
 from samepath.data import Draws, seed_everything
 from samepath.engine.adversarial import moved
 from samepath.engine.evaluation import to_device
+from samepath.engine.feed import Mine
 from samepath.engine.gradients import GradientSum
+from samepath.engine.settings import Share
+from samepath.engine.speeds import Stopwatch
 from samepath.errors import UserError
 from samepath.keys import key
-from samepath.plan import Batch
+from samepath.plan import Batch, Division
 from samepath.strategies import Adversarial
 
 if TYPE_CHECKING:
     from samepath.engine.trainer import Trainer
+
+
+def weigh(
+    trainer: Trainer, share: Share, division: Division, mine: Mine, busy: Stopwatch
+) -> tuple[Iterator[Any], dict[int, float], float]:
+    """This worker's grains, what each counts for in the batch's mean, and what the batch counts for
+    in the epoch's."""
+    weight, collective = trainer.settings.weight, trainer.collective
+    if weight is None:
+        total = len(share.batch.examples)
+        scales = {n: len(examples) / total for n, examples in mine.items()}
+        return share.grains, scales, float(total)
+    # The weight of the whole batch must be known before the first backward pass
+    if trainer.underway:
+        trainer.underway[-1].know()
+    weights = np.zeros(division.most_grains)
+    with busy:
+        data = [to_device(next(share.grains), collective.device) for _ in mine]
+        weights[: len(data)] = [float(weight(grain)) for grain in data]
+    records = collective.gather(weights.view(np.uint8))
+    batch_weight = math.fsum(w for record in records for w in record.view(np.float64))
+    if not math.isfinite(batch_weight) or min(weights, default=0.0) < 0:
+        raise UserError(f"weight() gave {weights.tolist()}; weights must be finite and >= 0")
+    scales = {
+        number: float(of_grain) / batch_weight if batch_weight else 0.0
+        for number, of_grain in zip(mine, weights, strict=False)
+    }
+    return iter(data), scales, batch_weight
 
 
 def compute_grain(
@@ -44,6 +77,7 @@ def compute_grain(
     data = to_device(data, trainer.collective.device)
     watch("loaded", number, data)
     watch("weight", number, scale)
+    gradients.before_forward()
     seed_everything(key("grain", settings.seed, batch.step, number))
     if settings.augment is not None:
         draws = Draws(seed=settings.seed, epoch=batch.epoch, examples=examples)
@@ -62,9 +96,13 @@ def compute_grain(
             f"the loss of a grain {shape}; return a tensor with one number, the mean over its "
             "examples"
         )
-    gradients.before_backward(measure=measure)
+    start = torch.full_like(loss, scale)
+    # a loss of 16 bits has no room for most scales; what is lost of them is made up for in the
+    # gradients, which have more
+    correction = scale / float(start) if scale and loss.dtype.itemsize < 4 else 1.0
+    gradients.before_backward(measure=measure, correction=correction)
     if scale:  # a grain that counts for nothing may have no loss to speak of (0 / 0)
-        loss.backward(torch.full_like(loss, scale))
+        loss.backward(start)
     watch("done", number, None)
     gradients.after_backward()
     return loss.detach().reshape(())

@@ -24,8 +24,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from samepath.engine import copies
+from samepath.engine.bits import fills
 from samepath.engine.copies import Checksum, Copied, Copies, Share
-from samepath.engine.gradients import dense_strides
 from samepath.engine.settings import Pace
 from samepath.engine.state import State, state_of
 
@@ -74,6 +74,8 @@ class Trail:
     changes: list[Change]
     progress: dict[str, Any]
     """After the last of them."""
+    weights: dict[Share, int]
+    """Checksums of the weights after the last of them, of those workers that noted it."""
 
 
 def gradient_and_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -135,12 +137,11 @@ class LastStep:
             self._take_changes(trainer.model, tensors)
         if self._changes is None:
             return False
-        if self._at != [parameter.data_ptr() for parameter in self._parameters]:
-            self._watch(trainer.model)
         how = {"learning_rate": pace.learning_rate, "schedule_steps": pace.schedule_steps}
         self._changes.copy(tensors)
         return self._changes.complete(
-            trainer.step_number + 1, {"kind": "change", "pace": how, "weights": self._weights()}
+            trainer.step_number + 1,
+            {"kind": "change", "pace": how, "weights": self._checksum(trainer.model)},
         )
 
     def keep(self, trainer: Trainer, progress: dict[str, Any], *, is_one_update: bool) -> None:
@@ -150,7 +151,8 @@ class LastStep:
         self._since_whole += 1
         if is_kept:
             is_due = self._since_whole == WHOLE_EVERY
-            self.write(self._step, state_of(trainer) if is_due else None, progress)
+            after = None if is_due else self._checksum(trainer.model)
+            self.write(self._step, state_of(trainer) if is_due else None, progress, weights=after)
         else:
             if self._copied and self._changes is not None:
                 self._changes.take_back()  # it does not lead to all of this step
@@ -167,11 +169,14 @@ class LastStep:
         progress: dict[str, Any],
         *,
         is_one_update: bool = True,
+        weights: int | None = None,
     ) -> None:
-        """A step's progress, and its state where that is due."""
+        """A step's progress, and its state where that is due; else a checksum of its weights."""
         if not self._works:
             return
         note = {"kind": "note", "progress": progress, "is_one_update": is_one_update}
+        if weights is not None:
+            note["weights"] = weights
         try:
             try:
                 self._write_step(step, state, note)
@@ -223,7 +228,7 @@ class LastStep:
         self._takes_changes = (
             num_bytes <= _WORTH * self._whole_bytes
             and named >= {*model.state_dict()}  # no state of another kind, which would be missing
-            and all(p.stride() == dense_strides(p) for p in model.parameters())
+            and all(fills(p) for p in model.parameters())
         )
         if self._takes_changes:
             self._watch(model)
@@ -236,6 +241,12 @@ class LastStep:
         self._parameters = [*model.parameters()]
         self._at = [parameter.data_ptr() for parameter in self._parameters]
         self._weights = weights_of(model, self._share)
+
+    def _checksum(self, model: nn.Module) -> int:
+        """Of this worker's share of the weights as they are."""
+        if self._at != [parameter.data_ptr() for parameter in self._parameters]:
+            self._watch(model)  # somebody has given them other memory
+        return self._weights()
 
     def _make(self, tensors: Mapping[str, Tensor], places: int, content: dict[str, Any]) -> Copies:
         return Copies(
@@ -301,6 +312,11 @@ def newest(
         Kept(start, state, progress[start]),
         [_change(changes[step]) for step in range(start + 1, end + 1)],
         progress[end],
+        {
+            copied.share: copied.content["weights"]
+            for copied in notes.get(end, [])
+            if "weights" in copied.content
+        },
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samepath.engine.gradients import ALIGNMENT_BYTES, dense_strides
+from samepath.engine.bits import dense_strides
+from samepath.engine.gradients import ALIGNMENT_BYTES
 
 NOTHING = torch.empty(0, dtype=torch.uint8)
 """A message that only says: I am here."""

@@ -174,6 +174,7 @@ class Run:
                 self.writes.close_metrics()
             if self._events is not None:
                 self._events.close()
+        self.trainer.compare_replicas("at the end of the run")
         others_go_on = status == "interrupted" and self.others_go_on and not self._all_stop()
         if others_go_on:
             self._keep(is_one_update=False)
@@ -239,7 +240,7 @@ class Run:
         for share in shares:
             place = trainer.step_number - progress.epoch_began
             if place == 0:
-                progress.epoch_loss, progress.epoch_examples = 0.0, 0
+                progress.epoch_loss, progress.epoch_weight = 0.0, 0.0
             pace = course.pace(
                 progress.epoch,
                 place * plan.batch_size,

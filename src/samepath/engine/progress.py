@@ -54,7 +54,7 @@ class Progress:
     epoch_began: int = 0
     """The step at which the epoch under way began."""
     epoch_loss: float = 0.0
-    epoch_examples: int = 0
+    epoch_weight: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = -1
     best_loss: float | None = None
@@ -74,8 +74,8 @@ class Progress:
     staleness_max: int = 0
 
     def add(self, result: StepResult) -> None:
-        self.epoch_loss += result.loss * result.num_examples
-        self.epoch_examples += result.num_examples
+        self.epoch_loss += result.loss * result.weight
+        self.epoch_weight += result.weight
         self.updates += 1
         if result.noise is not None:
             scale = self.noise_scale
@@ -97,7 +97,7 @@ class Progress:
 
     @property
     def train_loss(self) -> float | None:
-        return self.epoch_loss / self.epoch_examples if self.epoch_examples else None
+        return self.epoch_loss / self.epoch_weight if self.epoch_weight else None
 
     @property
     def staleness_mean(self) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class StepFacts:
     """Which parameters some grain used."""
     buffers: list[Record]
     """Each worker's word on its buffers."""
+    replicas: list[Record] = field(default_factory=list)
+    """Each worker's word on its model."""
     times: tuple[Told, ...] = ()
     """Each worker's word on its times; nothing where the step was others'."""
 
@@ -48,6 +50,7 @@ def pack(
     squared_norms: Sequence[float],
     used: Sequence[bool],
     buffers: Record,
+    replicas: Record,
     times: Told,
     *,
     stop: bool,
@@ -59,7 +62,7 @@ def pack(
     numbers[2, : len(squared_norms)] = squared_norms
     flags = np.array([stop, *used], np.uint8)
     words = np.array(times, np.float64).view(np.uint8)
-    return np.concatenate([numbers.view(np.uint8).ravel(), words, flags, buffers])
+    return np.concatenate([numbers.view(np.uint8).ravel(), words, flags, buffers, replicas])
 
 
 def exact_sum(values: Iterable[float]) -> float:
@@ -70,11 +73,14 @@ def exact_sum(values: Iterable[float]) -> float:
         return math.nan
 
 
-def unpack(division: Division, records: Sequence[Record], num_parameters: int) -> StepFacts:
+def unpack(
+    division: Division, records: Sequence[Record], num_parameters: int, buffers_bytes: int
+) -> StepFacts:
     """Everybody's records as facts."""
     most = division.most_grains
-    split = np.cumsum([8 * ROWS * most, 8 * len(Told._fields), 1 + num_parameters])
-    numbers, times, flags, buffers = zip(
+    sizes = [8 * ROWS * most, 8 * len(Told._fields), 1 + num_parameters, buffers_bytes]
+    split = np.cumsum(sizes)
+    numbers, times, flags, buffers, replicas = zip(
         *(np.split(record, split) for record in records), strict=True
     )
     pairs: list[tuple[float, float]] = []
@@ -97,5 +103,6 @@ def unpack(division: Division, records: Sequence[Record], num_parameters: int) -
         stop=bool(anyone[0]),
         used=anyone[1:].astype(bool).tolist(),
         buffers=list(buffers),
+        replicas=[record.copy() for record in replicas],  # aligned: they are numbers
         times=tuple(Told(*worker.view(np.float64).tolist()) for worker in times),
     )

@@ -5,8 +5,11 @@ In: a model and an optimizer. Out: nothing, or a UserError that says what to use
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samepath.errors import UserError
 
@@ -28,11 +31,26 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
             raise UserError(f"{where} synchronises workers by itself; {instead}, samepath does it")
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise UserError(f"{where} makes sparse gradients; set sparse=False")
+        if getattr(module, "max_norm", None) is not None and isinstance(
+            module, (nn.Embedding, nn.EmbeddingBag)
+        ):
+            raise UserError(
+                f"{where} has max_norm, which changes the weights of the words it meets during the "
+                "forward pass, so that workers would part; renormalise once a step instead: "
+                "optimizer.register_step_post_hook"
+            )
         if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
             raise UserError(
                 f"{where} has no weights before its first forward pass; run one example through "
                 "the model in the recipe's model()"
             )
+    for name, buffer in model.named_buffers():
+        if buffer.layout != torch.strided:
+            raise UserError(
+                f"buffer {name!r} is {str(buffer.layout).removeprefix('torch.')}; keep it dense "
+                "(buffer.to_dense()), or outside buffers, so that it can be compared and saved"
+            )
+    refuse_hooks(dict(model.named_parameters()))
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UserError("LBFGS evaluates the loss several times a step; use SGD, Adam or AdamW")
     if isinstance(optimizer, torch.optim.SparseAdam):
@@ -49,6 +67,28 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
                 "the optimizer updates a tensor that is not a parameter of the model; "
                 "make it an nn.Parameter of a module"
             )
+
+
+@dataclass(frozen=True)
+class OwnHook:
+    """A hook of samepath's that autograd calls when it has added to a parameter's `.grad`."""
+
+    function: Callable[[Tensor], None]
+
+    def __call__(self, parameter: Tensor) -> None:
+        self.function(parameter)
+
+
+def refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise for hooks of the user's that would see a grain's gradient, or several grains' sum."""
+    for name, parameter in parameters.items():
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            if not isinstance(hook, OwnHook):
+                raise UserError(
+                    f"{name!r} has a hook of register_post_accumulate_grad_hook, which would be "
+                    "called for every grain and not once a step; use clip_norm, or "
+                    "optimizer.register_step_pre_hook, where .grad is the whole batch's"
+                )
 
 
 def refuse_sparse(name: str) -> UserError:

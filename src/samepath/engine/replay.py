@@ -7,12 +7,12 @@ them behind its optimizer's back), none of the updates is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from samepath.engine.copies import Share
 from samepath.engine.last_step import Change, Kept, Trail, weights_of
 from samepath.engine.state import digest, like, load_state, state_of
-from samepath.engine.update import update
 
 if TYPE_CHECKING:
     from samepath.engine.trainer import Trainer
@@ -26,16 +26,21 @@ def replay(trainer: Trainer, trail: Trail, note: Callable[[str], None]) -> Kept:
     if trainer.digest() != digest(trail.start.state):
         return trail.start  # an optimizer that does not take its state back: not for us to judge
     for change in trail.changes:
-        for share, checksum in change.weights.items():
-            if weights_of(trainer.model, share)() != checksum:
-                note(
-                    f"going on from step {trail.start.step}, not {trail.changes[-1].step}: weights "
-                    "are changed by something other than the optimizer, whose updates can then not "
-                    "be made again"
-                )
-                return trail.start
+        if not _has_weights(trainer, change.weights):
+            break
         _make_again(trainer, change)
-    return Kept(change.step, state_of(trainer).clone(), trail.progress)
+    else:
+        if _has_weights(trainer, trail.weights):
+            return Kept(change.step, state_of(trainer).clone(), trail.progress)
+    note(
+        f"going on from step {trail.start.step}, not {trail.changes[-1].step}: weights are changed "
+        "by something other than the optimizer, whose updates can then not be made again"
+    )
+    return trail.start
+
+
+def _has_weights(trainer: Trainer, checksums: Mapping[Share, int]) -> bool:
+    return all(weights_of(trainer.model, share)() == c for share, c in checksums.items())
 
 
 def _make_again(trainer: Trainer, change: Change) -> None:
@@ -45,6 +50,6 @@ def _make_again(trainer: Trainer, change: Change) -> None:
         parameter.grad = None if gradient is None else like(parameter, gradient)
     for name, buffer in trainer.model.named_buffers():
         buffer.copy_(tensors[f"buffers/{name}"])
-    update(trainer.optimizer, trainer.schedule_by_step, change.pace)
+    trainer.update(change.pace, step=change.step - 1)
     trainer.optimizer.zero_grad()
     trainer.step_number = change.step

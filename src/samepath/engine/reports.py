@@ -15,6 +15,7 @@ from pathlib import Path
 from samepath.errors import (
     CheckpointDamaged,
     NotSaved,
+    ReplicasDiffer,
     SamepathError,
     UserError,
     WorkerFailed,
@@ -74,7 +75,7 @@ class Report:
             user=isinstance(error, UserError),
             ours=isinstance(error, SamepathError),
             not_saved=isinstance(error, NotSaved),
-            final=isinstance(error, (UserError, NotSaved, CheckpointDamaged)),
+            final=isinstance(error, (UserError, NotSaved, CheckpointDamaged, ReplicasDiffer)),
             signal=error.number if isinstance(error, Interrupted) else None,
             secondary=isinstance(error, WorkerLost),
             regroup=isinstance(error, Regroup),

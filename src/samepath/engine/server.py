@@ -184,7 +184,10 @@ class ServerTrainer(Trainer):
         state = [*self.model.parameters(), *self.model.buffers()]
         worker = self._office.order(write({"step": batch.step}, state, state))
         handed_out = Outstanding(
-            step=batch.step, epoch=batch.epoch, num_examples=len(batch.examples)
+            step=batch.step,
+            epoch=batch.epoch,
+            num_examples=len(batch.examples),
+            weight=float(len(batch.examples)),
         )
         self._computing[worker] = handed_out
         self.underway.append(handed_out)
@@ -204,8 +207,9 @@ class ServerTrainer(Trainer):
             used=used,
             buffers=[],
         )
+        arrived.weight = facts["weight"]
         device = self.collective.device
-        tensors = read_tensors(answer, [*self.trained_parameters(), *self.model.buffers()])
+        tensors = read_tensors(answer, [*self.model.parameters(), *self.model.buffers()])
         arrived.totals = [
             gradient.to(device) if use else None
             for gradient, use in zip(tensors, used, strict=False)

@@ -73,6 +73,7 @@ def _answer(trainer: Trainer, share: Share) -> torch.Tensor:
         "grain_losses": known.grain_losses,
         "grain_norms": known.grain_norms and asdict(known.grain_norms),
         "used": known.used,
+        "weight": computed.weight,
     }
-    parameters, buffers = trainer.trained_parameters(), list(trainer.model.buffers())
+    parameters, buffers = list(trainer.model.parameters()), list(trainer.model.buffers())
     return write(facts, [*computed.gradient(), *buffers], [*parameters, *buffers])

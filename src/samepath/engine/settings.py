@@ -72,6 +72,8 @@ class StepResult:
     """What it says of the gradient noise scale; None where the batch is one grain."""
     learning_rate: float
     num_examples: int
+    weight: float
+    """What the loss counts for in the epoch's: the examples, or what weight() says of them."""
     stop: bool
     """Some worker was asked to stop."""
     staleness: int

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samepath.engine.bits import bytes_of
 from samepath.engine.noise import GrainNorms
 from samepath.engine.record import StepFacts
 from samepath.engine.underway import Underway
@@ -70,6 +71,9 @@ def state_of(trainer: Trainer) -> State:
         "schedule": _encode(schedule, "schedule", tensors),
         "step": trainer.step_number,
     }
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    if frozen:
+        structure["frozen"] = _encode(frozen, "frozen", tensors)
     if trainer.underway:  # gradients that wait for their turn
         structure["underway"] = _encode(
             [_waiting(underway) for underway in trainer.underway], "underway", tensors
@@ -92,6 +96,7 @@ def _waiting(underway: Underway) -> dict[str, Any]:
         "step": underway.step,
         "epoch": underway.epoch,
         "num_examples": underway.num_examples,
+        "weight": underway.weight,
         **facts,
         "gradient": underway.totals,
     }
@@ -110,6 +115,7 @@ def _underway(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> Unde
         step=value["step"],
         epoch=value["epoch"],
         num_examples=value["num_examples"],
+        weight=value["weight"],
         facts=facts,
         totals=[
             None if gradient is None else like(parameter, gradient)
@@ -139,6 +145,10 @@ def load_state(trainer: Trainer, state: State) -> None:
     try:
         model = trainer.model
         load_model(model, state)
+        frozen = set(_decode(structure.get("frozen"), state.tensors) or [])
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad_(name not in frozen)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         packed = trainer.optimizer.state_dict()
         order = [
@@ -165,7 +175,7 @@ def load_state(trainer: Trainer, state: State) -> None:
             trainer.schedule.load_state_dict(_decode(structure["schedule"], state.tensors))
         trainer.step_number = int(structure["step"])
         waiting = _decode(structure.get("underway"), state.tensors) or []
-        parameters = trainer.trained_parameters()
+        parameters = list(trainer.model.parameters())
         trainer.underway = deque(_underway(value, parameters) for value in waiting)
     except MISSHAPEN as error:
         raise CheckpointDamaged(
@@ -218,12 +228,6 @@ def digest(state: State) -> str:
     rest = {k: v for k, v in state.structure.items() if k != "step"}
     total.update(json.dumps(rest, sort_keys=True).encode())
     return total.hexdigest()
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes in row-major order, without a copy where it already lies so."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -8,7 +8,6 @@ worker's state as a checkpoint. Guaranteed: looking changes no bits.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -17,18 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from samepath.engine import checkpoint
+from samepath.engine.bits import fingerprint
 from samepath.engine.loop import Run
 from samepath.engine.options import Options, recipe_of
 from samepath.engine.progress import Display, RunResult, Silent
 from samepath.engine.reports import Interrupted
 from samepath.engine.session import start
 from samepath.engine.settings import StepResult
-from samepath.engine.state import bytes_of, state_of
+from samepath.engine.state import state_of
 from samepath.engine.trainer import Trainer
 from samepath.engine.work import stop_signals
 
@@ -246,32 +245,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (Mapping, tuple, list)):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(inner)
-
-
-def fingerprint(value: Any) -> str:
-    """Stands for the bits of a value, however nested. Objects unknown to us count by their type."""
-    total = hashlib.blake2b(digest_size=16)
-    _feed(total, value)
-    return total.hexdigest()
-
-
-def _feed(total: hashlib.blake2b, value: Any) -> None:
-    if isinstance(value, Tensor):
-        total.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
-        total.update(bytes_of(dense.resolve_conj().resolve_neg()))
-    elif isinstance(value, np.ndarray):
-        total.update(f"{value.dtype}{value.shape}".encode())
-        total.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            total.update(f"{name!r}:".encode())
-            _feed(total, inner)
-    elif isinstance(value, (tuple, list)):
-        total.update(f"{len(value)}[".encode())
-        for inner in value:
-            _feed(total, inner)
-    elif value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
-        total.update(repr(value).encode())
-    else:
-        total.update(type(value).__name__.encode())

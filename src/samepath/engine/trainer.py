@@ -17,30 +17,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samepath.data import Loaders, Source, as_source
+from samepath.data import Loaders, Source, as_source, seed_everything
 from samepath.data.sources import Data
 from samepath.engine.buffers import BufferMerge
 from samepath.engine.checkpoint import save
 from samepath.engine.collective import Collective
-from samepath.engine.evaluation import evaluate, to_device
+from samepath.engine.evaluation import evaluate
 from samepath.engine.feed import Feed, Mine
-from samepath.engine.grain import compute_grain
+from samepath.engine.grain import compute_grain, weigh
 from samepath.engine.last_step import LastStep
 from samepath.engine.noise import is_measured, sample
 from samepath.engine.record import pack
 from samepath.engine.recover import recover
 from samepath.engine.refuse import refuse_unsupported
+from samepath.engine.replicas import EVERY, Replicas
 from samepath.engine.second_opinion import second_opinion
 from samepath.engine.settings import Pace, Settings, Share, StepResult
 from samepath.engine.speeds import Speeds, Stopwatch, Told
+from samepath.engine.start_check import compare_workers, refuse_other_start
 from samepath.engine.state import digest, state_of
 from samepath.engine.underway import SumPool, Underway
 from samepath.engine.update import advance_epoch, clip_gradient, update
-from samepath.errors import Diverged, UserError
+from samepath.errors import Diverged
+from samepath.keys import key
 from samepath.plan import Batch, Division, Plan, divide
 from samepath.strategies import Adversarial
 
@@ -77,8 +79,6 @@ class Trainer:
         self.step_number = 0
         self.watch: Callable[[str, int, Any], None] = _unwatched
         """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
-        for tensor in (*model.parameters(), *model.buffers()):
-            collective.broadcast(tensor.data)  # one model, also when it was made without the seed
         self.keeps: LastStep | None = None
         self.underway: deque[Underway] = deque()
         """Batches that have been computed and not been applied: as many as the lag."""
@@ -87,10 +87,18 @@ class Trainer:
         """A worker that gets no grains (see second_opinion)."""
         self.doubt: Callable[[str], None] = _warn
         """Told what a person should look into."""
+        self._doubted: set[str] = set()
+        self.other_hardware = False
+        """Workers may be of different kinds of processors, and the path depend on which computes
+        what."""
         self._follows = settings.follow_speed and settings.exact and collective.num_workers > 1
         self._step_seconds = 0.0
         self._sums = SumPool(collective, exact=settings.exact)
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
+        self._replicas = Replicas(collective, model)
+        self._is_new = True
+        """No step has been computed yet, in this process."""
+        refuse_other_start(self)
 
     # ---- data
 
@@ -166,7 +174,12 @@ class Trainer:
         """Compute one batch, and apply what has waited long enough: with a lag, an earlier batch
         (none at first); without, this one."""
         began = time.perf_counter()
+        if self._is_new and isinstance(share.grains, Feed):
+            compare_workers(self, share.batch, share.grains)
         computed = self._compute(share, stop=stop, attack=pace.adversarial)
+        self._is_new = False
+        if computed.division is not None and not all(computed.division.reduction.runs):
+            self._compare(computed)  # weights that a worker without grains takes over
         self.underway.append(computed)
         if pace.lag and self._buffers.names:  # the next batch starts from merged buffers
             self._merge_buffers(computed)
@@ -195,6 +208,7 @@ class Trainer:
                     raise
                 applied.append(result)
         self.step_number += 1
+        self.seed_between_steps()
         self._step_seconds = time.perf_counter() - began
         if computed.facts is not None:
             self._learn(computed)
@@ -204,6 +218,22 @@ class Trainer:
         """At places that all workers come to between the same steps, so that they assign alike."""
         if self._follows:
             underway.teach(self.speeds)
+
+    def seed_between_steps(self) -> None:
+        """Whatever somebody draws between two steps of a loop of their own: the same numbers on
+        every worker, whichever grains it had, and in a run that was resumed there."""
+        seed_everything(key("between steps", self.settings.seed, self.step_number))
+
+    def _compare(self, underway: Underway) -> None:
+        """Raise if workers' models were not the same around this batch's grains."""
+        if not underway.is_compared:
+            underway.is_compared = True
+            self._replicas.compare(underway.step, underway.know().replicas)
+
+    def compare_replicas(self, when: str) -> None:
+        """Raise if workers' models are not the same now (all workers together)."""
+        self.settle()
+        self._replicas.compare_now(when)
 
     def settle(self) -> None:
         """Wait for all gradients that are under way (on every worker, before anything that all
@@ -222,8 +252,9 @@ class Trainer:
         """The gradient of any batch, in `.grad`, and its loss; nothing else is changed."""
         self.settle()
         feed = Feed(source, lambda _: batch, batch.step + 1, self._mine)
-        computed = self._compute(Share(batch, feed), merge_buffers=False)
-        computed.assign(self.trained_parameters())
+        computed = self._compute(Share(batch, feed), only_look=True)
+        computed.assign(list(self.model.parameters()))
+        self._replicas.put_back()
         return computed.know().loss
 
     def _compute(
@@ -232,9 +263,10 @@ class Trainer:
         *,
         stop: bool = False,
         attack: Adversarial | None = None,
-        merge_buffers: bool = True,
+        only_look: bool = False,
     ) -> Underway:
-        """All grains of this worker; their sums are on their way."""
+        """All grains of this worker; their sums are on their way. `only_look`: neither buffers nor
+        weights are to change."""
         batch, feed = share.batch, share.grains
         division = self._divide(batch, self.speeds.costs if isinstance(feed, Feed) else ())
         mine = division.grains(self.collective.worker)
@@ -244,10 +276,13 @@ class Trainer:
         gradients.begin(division.reduction)
         self._buffers.begin(division.reduction)
         busy = Stopwatch()
-        data, scales = self._scales(share, division, mine, busy)
+        data, scales, weight = weigh(self, share, division, mine, busy)
+        is_due = batch.step % EVERY == 0 or self._is_new or not all(division.reduction.runs)
+        self._replicas.begin(check=is_due and not only_look)
         losses = []
         with busy:
             for number, examples in mine.items():
+                self._replicas.before_grain()
                 loss = compute_grain(
                     self,
                     batch,
@@ -260,20 +295,23 @@ class Trainer:
                     measure=is_measured(number, division.num_grains),
                 )
                 self._buffers.after_grain(scales[number])
+                self._replicas.after_grain()
                 losses.append(loss)
         gradients.launch_rest()
-        if merge_buffers:
+        if not only_look:
             self._buffers.launch()
         with busy:  # a GPU is waited for here
             values = torch.stack(losses).tolist() if losses else []
         whole_grains = sum(map(len, mine.values())) / batch.grain_size
+        buffers = self._buffers.record()
         record = pack(
             division,
             values,
             list(scales.values()),
             gradients.squared_norms(),
             gradients.used,
-            self._buffers.record(),
+            buffers,
+            self._replicas.record(),
             Told(busy.seconds / whole_grains if mine else 0.0, self._step_seconds),
             stop=stop,
         )
@@ -284,8 +322,10 @@ class Trainer:
             step=batch.step,
             epoch=batch.epoch,
             num_examples=len(batch.examples),
+            weight=weight,
             gradients=gradients,
             division=division,
+            buffers_bytes=len(buffers),
             end_gather=self.collective.gather_begin(record),
         )
 
@@ -296,7 +336,8 @@ class Trainer:
         facts = underway.know()
         if not math.isfinite(facts.loss):
             raise self._diverged(underway, "loss", facts.loss)
-        underway.assign(self.trained_parameters())
+        self._compare(underway)
+        underway.assign(list(self.model.parameters()))
         gradient_norm = clip_gradient(self.model, self.settings.clip_norm)
         if not math.isfinite(gradient_norm):
             raise self._diverged(underway, "gradient's norm", gradient_norm)
@@ -304,7 +345,7 @@ class Trainer:
             self._merge_buffers(underway)
         kept = None if self.underway else self.keeps  # not while others are talking
         with nullcontext() if kept is None else kept.around_update(self, pace):
-            learning_rate = update(self.optimizer, self.schedule_by_step, pace)
+            learning_rate = self.update(pace, step=underway.step)
         for waiting in self.underway:
             waiting.behind += 1
         return StepResult(
@@ -316,9 +357,15 @@ class Trainer:
             noise=sample(facts.grain_norms, gradient_norm, underway.num_examples),
             learning_rate=learning_rate,
             num_examples=underway.num_examples,
+            weight=underway.weight,
             stop=facts.stop,
             staleness=underway.behind,
         )
+
+    def update(self, pace: Pace, *, step: int) -> float:
+        """New weights from `.grad`; the learning rate that was used."""
+        by_step, seed = self.schedule_by_step, self.settings.seed
+        return update(self.optimizer, by_step, pace, seed=seed, step=step)
 
     @property
     def schedule_by_step(self) -> torch.optim.lr_scheduler.LRScheduler | None:
@@ -326,7 +373,8 @@ class Trainer:
 
     def _merge_buffers(self, underway: Underway) -> None:
         facts = underway.know()
-        self._buffers.finish(facts.buffers, keep=math.isfinite(facts.loss))
+        counts = math.isfinite(facts.loss) and underway.weight > 0
+        self._buffers.finish(facts.buffers, keep=counts)
         underway.buffers_merged = True
 
     def _diverged(self, underway: Underway, what: str, value: float) -> Diverged:
@@ -334,33 +382,8 @@ class Trainer:
         if underway.division is not None and not underway.buffers_merged:
             self._buffers.finish(underway.know().buffers, keep=False)
             underway.buffers_merged = True
+        self._replicas.put_back()
         return Diverged(underway.step, what, value)
-
-    def trained_parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-
-    def _scales(
-        self, share: Share, division: Division, mine: Mine, busy: Stopwatch
-    ) -> tuple[Iterator[Any], dict[int, float]]:
-        """This worker's grains, and what each counts for in the batch's mean."""
-        if self.settings.weight is None:
-            total = len(share.batch.examples)
-            return share.grains, {n: len(examples) / total for n, examples in mine.items()}
-        # The weight of the whole batch must be known before the first backward pass
-        if self.underway:
-            self.underway[-1].know()
-        weights = np.zeros(division.most_grains)
-        with busy:
-            data = [to_device(next(share.grains), self.collective.device) for _ in mine]
-            weights[: len(data)] = [float(self.settings.weight(grain)) for grain in data]
-        records = self.collective.gather(weights.view(np.uint8))
-        batch_weight = math.fsum(w for record in records for w in record.view(np.float64))
-        if not math.isfinite(batch_weight) or min(weights, default=0.0) < 0:
-            raise UserError(f"weight() gave {weights.tolist()}; weights must be finite and >= 0")
-        return iter(data), {
-            number: float(weight) / batch_weight if batch_weight else 0.0
-            for number, weight in zip(mine, weights, strict=False)
-        }
 
     def end_epoch(self, valid_loss: float | None = None) -> None:
         """Advance a schedule that goes by epochs."""
@@ -383,7 +406,7 @@ class Trainer:
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint (call it on every worker; one writes)."""
-        self.settle()
+        self.compare_replicas("when it is saved")
         if self.collective.worker == 0:
             save(Path(folder), state_of(self), {})
         self.collective.agree(True)  # nobody goes on, or resumes, before it is there
@@ -392,7 +415,14 @@ class Trainer:
         """Go on from the newest good checkpoint, at any worker count; False if there is none.
 
         `batches` then skips what has been trained on."""
-        return recover(self, None, Path(folder), self.doubt) is not None
+        found = recover(self, None, Path(folder), self.doubt) is not None
+        self.seed_between_steps()
+        return found
+
+    def doubt_once(self, text: str) -> None:
+        if text not in self._doubted:
+            self._doubted.add(text)
+            self.doubt(text)
 
     def forward_context(self) -> AbstractContextManager[Any]:
         if self.settings.autocast is None:

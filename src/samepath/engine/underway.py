@@ -7,7 +7,6 @@ can be written to disk.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from torch import nn
 from samepath.engine.collective import Collective, Record
 from samepath.engine.gradients import GradientSum, Sums
 from samepath.engine.record import StepFacts, unpack
+from samepath.engine.refuse import refuse_hooks
 from samepath.engine.speeds import Speeds
 from samepath.errors import UserError
 from samepath.plan import Division
@@ -28,16 +28,23 @@ class Underway:
     step: int
     epoch: int
     num_examples: int
+    weight: float
+    """What its loss counts for in the epoch's: its examples, or what weight() says. A batch of
+    weight 0 changes nothing."""
     facts: StepFacts | None = None
     totals: Sums = field(default_factory=list)
-    """The gradient, once it is settled."""
+    """The gradient of all of the model's parameters, once it is settled."""
     buffers_merged: bool = False
+    is_compared: bool = False
+    """Workers' models around its grains were compared."""
     behind: int = 0
     """Updates made since the weights it was computed with."""
     gradients: GradientSum | None = None
     """Who adds it; None once it is settled."""
     division: Division | None = None
     end_gather: Callable[[], list[Record]] | None = None
+    buffers_bytes: int = 0
+    """Of what a worker says of its buffers."""
     is_learnt: bool = False
     """Speeds have learnt from it."""
 
@@ -49,7 +56,9 @@ class Underway:
             assert self.division is not None
             assert self.end_gather is not None
             records = self.end_gather()
-            self.facts = unpack(self.division, records, len(self.gradients.parameters))
+            self.facts = unpack(
+                self.division, records, len(self.gradients.parameters), self.buffers_bytes
+            )
         return self.facts
 
     def teach(self, speeds: Speeds) -> None:
@@ -75,9 +84,11 @@ class Underway:
             self.gradients = self.division = self.end_gather = None
 
     def assign(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Give every used parameter its gradient as `.grad`."""
+        """Give every used parameter its gradient as `.grad`, and the others none: an optimizer
+        applies what it finds there. One that was frozen since the batch was computed stays as it
+        is."""
         for parameter, gradient in zip(parameters, self.gradient(), strict=True):
-            parameter.grad = gradient
+            parameter.grad = gradient if parameter.requires_grad else None
 
 
 class SumPool:
@@ -89,16 +100,13 @@ class SumPool:
         self._sums: list[GradientSum] = []
 
     def free(self, model: nn.Module, underway: Collection[Underway]) -> GradientSum:
-        """One that no batch under way uses, over the parameters that require gradients now (people
-        freeze and unfreeze)."""
-        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        if not parameters:
+        """One that no batch under way uses, over the parameters as they are now (people freeze and
+        unfreeze)."""
+        parameters = dict(model.named_parameters())
+        if not any(parameter.requires_grad for parameter in parameters.values()):
             raise UserError("no parameter of the model requires a gradient; unfreeze some")
-        if any(
-            list(parameters) != known.names
-            or not all(map(operator.is_, parameters.values(), known.parameters))
-            for known in self._sums
-        ):
+        refuse_hooks(parameters)
+        if not all(known.fits(parameters) for known in self._sums):
             for batch in underway:
                 batch.settle()
             for sums in self._sums:

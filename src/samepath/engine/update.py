@@ -6,8 +6,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from samepath.data import seed_everything
 from samepath.engine.settings import Pace
 from samepath.errors import UserError
+from samepath.keys import key
 
 
 def clip_gradient(model: nn.Module, max_norm: float | None) -> float:
@@ -18,15 +20,26 @@ def clip_gradient(model: nn.Module, max_norm: float | None) -> float:
     return float(nn.utils.get_total_norm(gradients))
 
 
-def update(optimizer: torch.optim.Optimizer, by_step: LRScheduler | None, pace: Pace) -> float:
-    """Update, and advance a schedule that goes by steps; the learning rate that was used."""
+def update(
+    optimizer: torch.optim.Optimizer,
+    by_step: LRScheduler | None,
+    pace: Pace,
+    *,
+    seed: int,
+    step: int,
+) -> float:
+    """Update, and advance a schedule that goes by steps; the learning rate that was used. Random
+    numbers (Langevin dynamics) are those of this step. Without any gradient (a batch that counts
+    for nothing) the optimizer is left alone."""
     groups = optimizer.param_groups
+    seed_everything(key("update", seed, step))
     rates = [group["lr"] for group in groups]
     if pace.learning_rate != 1.0:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * pace.learning_rate
     used = float(groups[0]["lr"])
-    optimizer.step()
+    if any(parameter.grad is not None for group in groups for parameter in group["params"]):
+        optimizer.step()
     if pace.learning_rate != 1.0:  # the schedule goes on from its own
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate

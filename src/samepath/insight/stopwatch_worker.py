@@ -29,6 +29,7 @@ from samepath.engine.collective import Alone, Collective
 from samepath.engine.environment import read_place
 from samepath.engine.loop import make_trainer
 from samepath.engine.options import Options, recipe_of
+from samepath.engine.refuse import OwnHook
 from samepath.engine.session import Link, Session, connect, start
 from samepath.engine.settings import Share
 from samepath.engine.shared_memory import SharedMemory
@@ -196,8 +197,9 @@ class Bench:
             there.clear()
 
         handles = [
-            parameter.register_post_accumulate_grad_hook(note)
-            for parameter in trainer.trained_parameters()
+            parameter.register_post_accumulate_grad_hook(OwnHook(note))
+            for parameter in trainer.model.parameters()
+            if parameter.requires_grad
         ]
         try:
             with _ending(trainer, ends, done):

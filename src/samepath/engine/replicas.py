@@ -1,0 +1,178 @@
+"""Do all workers hold the same model, and does computing a grain leave its weights alone?
+
+In: a model, before and after a batch's grains. Out: nothing, or an error that names the tensor.
+Guaranteed: workers whose weights or buffers part from the others' are found within `EVERY` steps,
+and before anything is saved or the run ends. Weights that forward() or loss() change (a clamp, a
+teacher that follows) change once a step, whatever the number of grains: every grain starts from the
+same weights and must leave the same. Where grains leave different ones that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from samepath.engine.bits import Sums, same_bits, tensor_sums
+from samepath.engine.collective import Collective, Record
+from samepath.errors import ReplicasDiffer, UserError
+
+EVERY = 16
+"""Steps between two comparisons."""
+
+
+class Replicas:
+    """The model as this worker has it, beside the others'."""
+
+    def __init__(self, collective: Collective, model: nn.Module) -> None:
+        self._collective = collective
+        self._model = model
+        self._learns = True
+        """It is not known yet which weights a forward pass changes."""
+        self._before: dict[str, Tensor] = {}
+        """What those were before the batch."""
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self._model.named_parameters())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self._parameters(), **dict(self._model.named_buffers())}
+
+    # ---- around the grains of a batch
+
+    def begin(self, *, check: bool) -> None:
+        """Before the grains. `check`, the same on every worker: compare with the others."""
+        self._start = tensor_sums(list(self._tensors().values())) if check else None
+        self._num_grains = 0
+        changing = self._parameters() if self._learns else self._changing()
+        self._before = {name: p.detach().clone() for name, p in changing.items()}
+
+    def before_grain(self) -> None:
+        if self._num_grains:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Give weights that forward passes have changed what they had before the batch."""
+        with torch.no_grad():
+            for name, parameter in self._changing().items():
+                parameter.copy_(self._before[name])
+
+    def after_grain(self) -> None:
+        if self._learns:  # the first grain of all
+            parameters = self._parameters()
+            self._before = {
+                name: before
+                for name, before in self._before.items()
+                if not same_bits(parameters[name].detach(), before)
+            }
+            self._learns = False
+        changing = self._changing()
+        if not self._num_grains:
+            self._after = {name: p.detach().clone() for name, p in changing.items()}
+            if self._start is not None:
+                self._after_first = self._parameter_sums()
+        else:
+            for name, parameter in changing.items():
+                if not same_bits(parameter.detach(), self._after[name]):
+                    raise _changed_by_grains(name)
+        self._num_grains += 1
+
+    def _changing(self) -> Mapping[str, nn.Parameter]:
+        if not self._before:
+            return {}
+        parameters = self._parameters()
+        return {name: parameters[name] for name in self._before}
+
+    def _parameter_sums(self) -> Sums:
+        return tensor_sums(list(self._parameters().values()))
+
+    def record(self) -> Record:
+        """After the grains: what the others must know; nothing where nothing is checked."""
+        if self._start is None:
+            return np.zeros(0, np.uint8)
+        after = self._parameter_sums()
+        if self._num_grains > 1:
+            for name, same in zip(self._parameters(), after == self._after_first, strict=True):
+                if not same:
+                    raise _changed_by_grains(name)
+        had_grains = np.array([self._num_grains], np.int64)
+        return np.concatenate([had_grains, self._start, after]).view(np.uint8)
+
+    # ---- beside the others'
+
+    def compare(self, step: int, records: Sequence[Record]) -> None:
+        """Raise where workers' records differ. A worker without a grain in this batch takes over
+        what the others' forward passes have done to the weights (all workers together)."""
+        if not len(records[0]):
+            return
+        numbers = np.stack([record.view(np.int64) for record in records])
+        names = list(self._tensors())
+        started, ended = numbers[:, 1 : 1 + len(names)], numbers[:, 1 + len(names) :]
+        refuse_drift(names, started, f"before step {step}")
+        busy = np.flatnonzero(numbers[:, 0])
+        parameters = self._parameters()
+        for place, (name, parameter) in enumerate(parameters.items()):
+            if (ended[busy, place] != ended[busy[0], place]).any():
+                raise _changed_by_grains(name)
+            if (ended[:, place] != ended[busy[0], place]).any():
+                self._collective.broadcast(parameter.detach(), int(busy[0]))
+
+    def compare_now(self, when: str) -> None:
+        """Raise where workers differ (all workers together)."""
+        if self._collective.num_workers > 1:
+            tensors = self._tensors()
+            sums = tensor_sums(list(tensors.values()))
+            records = self._collective.gather(sums.view(np.uint8))
+            rows = np.stack([record.view(np.int64) for record in records])
+            refuse_drift(list(tensors), rows, when)
+
+
+@contextmanager
+def left_alone(model: nn.Module) -> Iterator[list[str]]:
+    """Whatever happens to a model's weights and buffers here is undone; the names of those to which
+    something did are in the list afterwards."""
+    homes: list[tuple[dict[str, Any], str, Tensor | None, Tensor | None]] = [
+        (place, name, tensor, None if tensor is None else tensor.detach().clone())
+        for module in model.modules()
+        for place in (module._parameters, module._buffers)
+        for name, tensor in place.items()
+    ]
+    names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        for place, name, tensor, before in homes:
+            moved = place.get(name) is not tensor
+            if moved:
+                place[name] = tensor
+            if tensor is None or before is None:
+                changed += [name] if moved else []
+            elif moved or not same_bits(tensor.detach(), before):
+                changed.append(names[id(tensor)])
+                with torch.no_grad():
+                    tensor.copy_(before)
+
+
+def refuse_drift(names: Sequence[str], rows: Sums, when: str) -> None:
+    """Raise where workers' sums (a row each) are not the same."""
+    differs = rows != rows[0]
+    if differs.any():
+        place = int(np.flatnonzero(differs.any(axis=0))[0])
+        worker = int(np.flatnonzero(differs[:, place])[0])
+        raise ReplicasDiffer(
+            f"{names[place]!r} of worker {worker} is not that of worker 0 {when}: something "
+            "changes the model on some workers only, or a worker's memory is failing; the run "
+            "ends here, and `samepath verify` shows where it begins"
+        )
+
+
+def _changed_by_grains(name: str) -> UserError:
+    return UserError(
+        f"{name!r} is changed by forward() or loss(), and comes out differently in different "
+        "grains; change it once a step, in optimizer.register_step_post_hook, or make it a buffer"
+    )
