@@ -84,6 +84,8 @@ class BufferMerge:
         self._scales: list[float] = []
         self._alike: dict[int, Tensor] = {}
         """What the first grain that changed a buffer left."""
+        self._parts: set[int] = set()
+        """Buffers that a grain has written in part."""
         self._codes = np.full(len(self._homes), _NO_GRAIN, np.uint8)
         if self._homes:
             torch._foreach_copy_(self._saved, self._originals)
@@ -126,7 +128,7 @@ class BufferMerge:
                 self._codes[index] = _MIXED if mixed else max(int(code), _UNCHANGED)
                 continue
             if self._is_float[index] and not self._is_norm[index] and not self._one_grain:
-                self._refuse_queue(index, now, changes)
+                self._look_for_queue(index, now, changes)
             if self._is_norm[index] and self._is_float[index]:
                 self._codes[index] = _MIXED  # a statistic of the grain's own examples
             elif index not in self._alike:
@@ -167,8 +169,8 @@ class BufferMerge:
             "averaged, or keep it outside buffers"
         )
 
-    def _refuse_queue(self, index: int, now: Tensor, changes: Mapping[int, Tensor]) -> None:
-        """Raise for a buffer of which a grain has written some rows and left others."""
+    def _look_for_queue(self, index: int, now: Tensor, changes: Mapping[int, Tensor]) -> None:
+        """Note a buffer of which a grain has written some rows and left others."""
         saved, home = self._saved[index], self._homes[index][0]
         pointers = [
             (int(self._saved[other]), int(value))
@@ -176,11 +178,17 @@ class BufferMerge:
             if self._homes[other][0] is home and not self._is_float[other] and value.numel() == 1
         ]
         if written_in_part(saved, now, pointers):
-            raise UserError(
-                f"buffer {self.names[index]!r} is written in part, as a queue or a memory bank is: "
-                "grains would overwrite each other's part, and there is no mean of them; keep it "
-                "outside the model and fill it between steps, in a loop of your own"
-            )
+            self._parts.add(index)
+
+    def _refuse_queues(self, averaged: list[int]) -> None:
+        for index in averaged:
+            if index in self._parts:
+                raise UserError(
+                    f"buffer {self.names[index]!r} is written in part by each grain, as a queue or "
+                    "a memory bank is: they would overwrite each other's part, and there is no "
+                    "mean of them; keep it outside the model and fill it between steps, in a loop "
+                    "of your own"
+                )
 
     def launch(self) -> None:
         """After the last grain: start adding the buffers that are known to change."""
@@ -214,6 +222,7 @@ class BufferMerge:
         changed = np.flatnonzero((everybody[:, :, 0] >= _ALIKE).any(axis=0)).tolist()
         alike = [index for index in changed if self._is_alike(index, everybody[:, index])]
         averaged = [index for index in changed if index not in alike]
+        self._refuse_queues(averaged)
         totals = self._totals(averaged)
         for index in changed if keep else ():
             original = self._originals[index]
@@ -261,16 +270,18 @@ class BufferMerge:
 
 
 def written_in_part(before: Tensor, now: Tensor, pointers: Sequence[tuple[int, int]]) -> bool:
-    """Whether some slices along a dimension have changed and others, which hold something, have
-    not; or just those between a pointer's values before and after."""
-    changed = bits_of(before) != bits_of(now)
+    """Whether some slices along a dimension are written anew and others, which hold something, are
+    left as they were (an average that has come to rest leaves single values); or just those between
+    a pointer's values before and after."""
+    changed = before != now
     for dim, size in enumerate(before.shape):
         others = [d for d in range(before.dim()) if d != dim]
         slices = changed.amax(others) if others else changed
         number = int(slices.sum())
         if not 0 < number < size:
             continue
-        if before.dim() > 1 and bool((before.ne(0).amax(others) & ~slices).any()):
+        share_written = int(changed.sum()) * size / (number * changed.numel())
+        if others and share_written >= 0.5 and bool((before.ne(0).amax(others) & ~slices).any()):
             return True
         places = set(slices.nonzero().flatten().tolist())
         for was, is_ in pointers:

@@ -1,7 +1,8 @@
 """Validation on fixed grains.
 
 In: a trainer and a source. Out: means by name. Guaranteed: the same bits at every worker count: the
-grains are the plan's, and their weighted means are added with one rounding (fsum has no order).
+grains are the plan's, each meets the model as training left it, and their weighted means are added
+with one rounding (fsum has no order).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from samepath.data import GrainRequest, Source, seed_everything
 from samepath.engine.record import exact_sum
-from samepath.engine.replicas import left_alone
+from samepath.engine.replicas import LeftAlone
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import assign
@@ -57,8 +58,9 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
     weights: list[float] = []
     modes = [(module, module.training) for module in trainer.model.modules()]
     trainer.model.eval()
+    model = LeftAlone(trainer.model)
     try:
-        with torch.no_grad(), left_alone(trainer.model) as changed:
+        with torch.no_grad():
             for (number, examples), data in zip(mine.items(), source.load(requests()), strict=True):
                 data = to_device(data, collective.device)
                 trainer.watch("valid", number, data)
@@ -67,15 +69,17 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
                     found.append(_metrics(trainer, data))
                 trainer.watch("metrics", number, found[-1])
                 trainer.watch("done", number, None)
+                model.put_back(all_of_it=len(weights) == 0)
                 weigh = trainer.settings.weight
                 weights.append(len(examples) if weigh is None else float(weigh(data)))
     finally:
+        model.put_back()
         for module, training in modes:
             module.training = training
-    if changed:  # how often depends on how many grains a worker has
+    if model.changed:
         trainer.doubt_once(
-            f"evaluation changes {changed[0]!r} of the model, which is put back: only training "
-            "changes it"
+            f"evaluation changes {min(model.changed)!r} of the model, which is put back: only "
+            "training changes it"
         )
     trainer.seed_between_steps()
     names = _agree_on_names(trainer, found)

@@ -7,7 +7,7 @@ in the others (x + -0.0 is x for every x), as if those additions had not been ma
 
 A worker keeps finished subtrees on a stack, as in pairwise summation. The pair at the bottom of
 the tree is added by autograd itself, into `.grad`. Where sums must travel, each gradient of the
-last grain is folded into its bucket the moment it exists, and full buckets leave at once: but only
+last grain is folded into its bucket the moment it exists, and full buckets leave at once. Both only
 where a backward pass has shown that each parameter's gradient comes in one piece (a module that is
 used in several segments of `checkpoint(use_reentrant=True)` gets it in several).
 """
@@ -242,14 +242,14 @@ class GradientSum:
         self._overlap = collective.num_workers > 1
         self._comes_once: bool | None = None
         """Each gradient comes in one piece; None before a backward pass has shown it."""
-        self._writing = self._counting = self._measuring = False
+        self._writing = self._measuring = False
+        self._merged = 0
         self._correction = 1.0
-        self._handles = []
-        if self._overlap:
-            self._handles = [
-                parameter.register_post_accumulate_grad_hook(OwnHook(partial(self._ready, place)))
-                for place, parameter in enumerate(self._here)
-            ]
+        self._pieces = [0] * len(self._here)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(OwnHook(partial(self._ready, place)))
+            for place, parameter in enumerate(self._here)
+        ]
 
     def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether these are still the parameters (people replace, freeze and unfreeze them)."""
@@ -261,16 +261,14 @@ class GradientSum:
 
     def _ready(self, place: int, parameter: Tensor) -> None:
         """A gradient has come, or a piece of it."""
-        if self._counting:
-            self._pieces[place] += 1
-        if not self._writing:
-            return
-        if self._pieces[place]:
+        self._pieces[place] += 1
+        if self._pieces[place] > 1 and (self._writing or self._merged):
             raise UserError(
                 f"the gradient of {self._name(place)!r} comes in several pieces in one backward "
                 "pass, and came in one before; use checkpoint(..., use_reentrant=False)"
             )
-        self._pieces[place] = 1
+        if not self._writing:
+            return
         self._refuse_sparse(place)
         if parameter.grad is not None:
             if self._correction != 1.0:
@@ -312,12 +310,12 @@ class GradientSum:
                     f"loss() or forward() ran a backward pass of its own into {name!r}; take "
                     "gradients there with torch.autograd.grad, which leaves .grad alone"
                 )
-        on_last = self._overlap and self._tree.on_last_grain
-        self._writing = on_last and self._comes_once is True
-        self._counting = on_last and self._comes_once is None
+        on_last, once = self._overlap and self._tree.on_last_grain, self._comes_once is True
+        merges = self._tree.merges_with_previous and not on_last
+        self._writing = on_last and once
+        self._merged = int(merges and once and correction == 1.0)
         self._pieces = [0] * len(self._here)
         self._correction = correction
-        self._merged = int(self._tree.merges_with_previous and not on_last and correction == 1.0)
         if self._merged:
             for parameter, gradient in zip(self._here, self._tree.pop(), strict=True):
                 parameter.grad = gradient
@@ -336,9 +334,8 @@ class GradientSum:
                     self._tree.write_last(place, None)
         else:
             self._take_gradients()
-        if self._counting:
-            self._counting = False
-            self._comes_once = max(self._pieces, default=0) <= 1
+        if self._comes_once is not False and any(self._pieces):
+            self._comes_once = max(self._pieces) == 1
         self._measuring = False
 
     def _take_gradients(self) -> None:

@@ -5,6 +5,7 @@ In: a model and an optimizer. Out: nothing, or a UserError that says what to use
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -53,6 +54,12 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
     refuse_hooks(dict(model.named_parameters()))
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UserError("LBFGS evaluates the loss several times a step; use SGD, Adam or AdamW")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UserError(
+            f"{type(optimizer).__name__} needs a closure, with which it evaluates the loss several "
+            "times a step; use SGD, Adam or AdamW"
+        )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise UserError("SparseAdam takes sparse gradients; use Adam")
     if not {"state", "param_groups"} <= optimizer.state_dict().keys():

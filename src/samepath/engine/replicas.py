@@ -9,8 +9,7 @@ same weights and must leave the same. Where grains leave different ones that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,31 +130,36 @@ class Replicas:
             refuse_drift(list(tensors), rows, when)
 
 
-@contextmanager
-def left_alone(model: nn.Module) -> Iterator[list[str]]:
-    """Whatever happens to a model's weights and buffers here is undone; the names of those to which
-    something did are in the list afterwards."""
-    homes: list[tuple[dict[str, Any], str, Tensor | None, Tensor | None]] = [
-        (place, name, tensor, None if tensor is None else tensor.detach().clone())
-        for module in model.modules()
-        for place in (module._parameters, module._buffers)
-        for name, tensor in place.items()
-    ]
-    names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
-    changed: list[str] = []
-    try:
-        yield changed
-    finally:
-        for place, name, tensor, before in homes:
+class LeftAlone:
+    """A model's weights and buffers as they are now, to be put back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._homes: list[tuple[dict[str, Any], str, str, Tensor | None, Tensor | None]] = [
+            (place, name, f"{prefix}.{name}" if prefix else name, tensor,
+             None if tensor is None else tensor.detach().clone())
+            for prefix, module in model.named_modules()
+            for place in (module._parameters, module._buffers)
+            for name, tensor in place.items()
+        ]  # fmt: skip
+        self.changed: set[str] = set()
+        """What had to be put back."""
+
+    def put_back(self, *, all_of_it: bool = True) -> None:
+        """Or only buffers, and weights that have been changed before (looking at all weights takes
+        time)."""
+        for place, name, full_name, tensor, before in self._homes:
+            if not (all_of_it or full_name in self.changed or not isinstance(tensor, nn.Parameter)):
+                continue
             moved = place.get(name) is not tensor
             if moved:
                 place[name] = tensor
-            if tensor is None or before is None:
-                changed += [name] if moved else []
-            elif moved or not same_bits(tensor.detach(), before):
-                changed.append(names[id(tensor)])
-                with torch.no_grad():
-                    tensor.copy_(before)
+            if tensor is not None and before is not None:
+                moved |= not same_bits(tensor.detach(), before)
+                if moved:
+                    with torch.no_grad():
+                        tensor.copy_(before)
+            if moved:
+                self.changed.add(full_name)
 
 
 def refuse_drift(names: Sequence[str], rows: Sums, when: str) -> None:

@@ -21,7 +21,7 @@ from samepath.engine.collective import Collective, Record
 from samepath.engine.evaluation import to_device
 from samepath.engine.feed import Feed
 from samepath.engine.hardware import describe_cpu
-from samepath.engine.replicas import left_alone
+from samepath.engine.replicas import LeftAlone
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Batch
@@ -112,7 +112,8 @@ def compare_workers(trainer: Trainer, batch: Batch, feed: Feed) -> None:
 def _first_grain(trainer: Trainer, batch: Batch, feed: Feed) -> list[Any]:
     """The loss and gradients of the first grain."""
     settings, examples = trainer.settings, batch.grain(0)
-    with left_alone(trainer.model):  # a loss may use another way to it than its argument
+    as_it_is = LeftAlone(trainer.model)  # a loss may use another way to it than its argument
+    try:
         (data,) = feed.load([GrainRequest(batch.epoch, examples)])
         data = to_device(data, trainer.collective.device)
         seed_everything(key("grain", settings.seed, batch.step, 0))
@@ -127,6 +128,8 @@ def _first_grain(trainer: Trainer, batch: Batch, feed: Feed) -> list[Any]:
         if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
             loss.backward(torch.ones_like(loss))
         return [data, loss, *(p.grad for p in model.parameters())]
+    finally:
+        as_it_is.put_back()
 
 
 def _copy(model: nn.Module) -> nn.Module | None:
