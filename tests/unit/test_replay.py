@@ -402,3 +402,50 @@ def test_nor_from_one_that_the_dead_left(tmp_path: Path, session: Session) -> No
     third = trainer(session, convolutions)
     assert come_back(third, tmp_path) == 3
     assert third.digest() == digests[3]
+
+
+class TimesDrifting(torch.optim.Adam):
+    """An optimizer whose update cannot be made again: it depends on what is in no state."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        TimesDrifting.calls += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - 1e-4 * TimesDrifting.calls)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5])
+def test_the_last_update_is_compared_too(steps: int, tmp_path: Path, session: Session) -> None:
+    """With one change there is no later one whose weights would show that it came out otherwise."""
+    TimesDrifting.calls = 0
+    digests = train(trainer(session, convolutions, TimesDrifting), keepers(tmp_path), stop=steps)
+    assert num_changes() == steps - 1
+    again, told = trainer(session, convolutions, TimesDrifting), list[str]()
+    assert come_back(again, tmp_path, told.append) == 1, "the newest whole state"
+    assert again.digest() == digests[1]
+    (line,) = told
+    assert line.startswith(f"going on from step 1, not {steps}")
+
+
+class Langevin(torch.optim.Adam):
+    """With noise: random numbers that belong to the step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+
+
+def test_a_random_update_is_made_again_with_the_same_numbers(
+    tmp_path: Path, session: Session
+) -> None:
+    digests = train(trainer(session, convolutions, Langevin), keepers(tmp_path), stop=5)
+    again = trainer(session, convolutions, Langevin)
+    assert come_back(again, tmp_path) == 5
+    assert again.digest() == digests[5]

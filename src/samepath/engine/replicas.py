@@ -106,7 +106,7 @@ class Replicas:
     def compare(self, step: int, records: Sequence[Record]) -> None:
         """Raise where workers' records differ. A worker without a grain in this batch takes over
         what the others' forward passes have done to the weights (all workers together)."""
-        if not len(records[0]):
+        if not any(map(len, records)):
             return
         numbers = np.stack([record.view(np.int64) for record in records])
         names = list(self._tensors())
