@@ -242,7 +242,7 @@ class GradientSum:
         self._overlap = collective.num_workers > 1
         self._comes_once: bool | None = None
         """Each gradient comes in one piece; None before a backward pass has shown it."""
-        self._writing = self._measuring = False
+        self._listens = self._writing = self._measuring = False
         self._merged = 0
         self._correction = 1.0
         self._pieces = [0] * len(self._here)
@@ -261,6 +261,8 @@ class GradientSum:
 
     def _ready(self, place: int, parameter: Tensor) -> None:
         """A gradient has come, or a piece of it."""
+        if not self._listens:
+            return  # a backward pass of another batch, or of somebody else
         self._pieces[place] += 1
         if self._pieces[place] > 1 and (self._writing or self._merged):
             raise UserError(
@@ -315,6 +317,7 @@ class GradientSum:
         self._writing = on_last and once
         self._merged = int(merges and once and correction == 1.0)
         self._pieces = [0] * len(self._here)
+        self._listens = True
         self._correction = correction
         if self._merged:
             for parameter, gradient in zip(self._here, self._tree.pop(), strict=True):
@@ -327,6 +330,7 @@ class GradientSum:
             self._tree.write_early_sums()
 
     def after_backward(self) -> None:
+        self._listens = False
         if self._writing:
             self._writing = False
             for place, pieces in enumerate(self._pieces):

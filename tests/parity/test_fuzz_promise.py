@@ -1,0 +1,33 @@
+"""A bounded run of the fuzzer for the promise (`benchmarks/fuzz_promise.py` is the long one)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from samepath.engine.session import Session, start
+
+sys.path.insert(0, str(Path(__file__).parent))
+from promise_fuzz import SEED, Crew, Spec, problems, specs
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with start(seed=SEED) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def crews() -> Iterator[list[Crew]]:
+    with Crew(2) as two, Crew(3) as three:
+        yield [two, three]
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(spec=specs())
+def test_any_training_keeps_the_promise(spec: Spec, session: Session, crews: list[Crew]) -> None:
+    assert problems(spec, session, crews) == []
