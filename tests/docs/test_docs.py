@@ -16,6 +16,7 @@ from samepath.strategies import BUILT_IN, find_strategy
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from write_insight_docs import render as render_advice  # noqa: E402
+from write_promise_docs import render as render_promise  # noqa: E402
 from write_readme import diff  # noqa: E402
 from write_readme import render as render_readme  # noqa: E402
 from write_reliability_docs import render as render_reliability  # noqa: E402
@@ -108,6 +109,11 @@ def test_own_loop_differs_in_at_most_ten_lines() -> None:
 def test_the_advice_shows_what_benchmarks_found() -> None:
     text = (ROOT / "docs" / "advise.md").read_text()
     assert text == render_advice(text), "run: python scripts/write_insight_docs.py"
+
+
+def test_the_promise_lists_every_construct_that_is_tested() -> None:
+    text = (ROOT / "docs" / "promise.md").read_text()
+    assert text == render_promise(text), "run: python scripts/write_promise_docs.py"
 
 
 def test_reliability_shows_what_benchmarks_found() -> None:

@@ -582,7 +582,7 @@ def other_data() -> Training:
     return training(data=(inputs + _worker(), labels))
 
 
-@refused("weights changed on some workers only, between steps", "is not that of worker 0",
+@refused("weights changed on some workers only, between steps (found within 16)", "is not that of worker 0",
          only_workers=True)  # fmt: skip
 def drift() -> Training:
     model = dense()

@@ -72,8 +72,7 @@ def state_of(trainer: Trainer) -> State:
         "step": trainer.step_number,
     }
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    if frozen:
-        structure["frozen"] = _encode(frozen, "frozen", tensors)
+    structure["frozen"] = _encode(frozen, "frozen", tensors)
     if trainer.underway:  # gradients that wait for their turn
         structure["underway"] = _encode(
             [_waiting(underway) for underway in trainer.underway], "underway", tensors
@@ -145,10 +144,11 @@ def load_state(trainer: Trainer, state: State) -> None:
     try:
         model = trainer.model
         load_model(model, state)
-        frozen = set(_decode(structure.get("frozen"), state.tensors) or [])
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad == (name in frozen):
-                parameter.requires_grad_(name not in frozen)
+        if "frozen" in structure:  # which an older samepath did not know
+            frozen = set(_decode(structure["frozen"], state.tensors))
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad == (name in frozen):
+                    parameter.requires_grad_(name not in frozen)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         packed = trainer.optimizer.state_dict()
         order = [
@@ -226,6 +226,8 @@ def digest(state: State) -> str:
         total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         total.update(bytes_of(tensor))
     rest = {k: v for k, v in state.structure.items() if k != "step"}
+    if not _decode(rest.get("frozen"), {}):
+        rest.pop("frozen", None)  # as if it were of an older samepath
     total.update(json.dumps(rest, sort_keys=True).encode())
     return total.hexdigest()
 

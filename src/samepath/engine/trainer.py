@@ -255,6 +255,7 @@ class Trainer:
         computed = self._compute(Share(batch, feed), only_look=True)
         computed.assign(list(self.model.parameters()))
         self._replicas.put_back()
+        self.seed_between_steps()
         return computed.know().loss
 
     def _compute(
