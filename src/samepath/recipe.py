@@ -43,7 +43,7 @@ class Recipe:
     """Makes the model. Called after every generator has been set from the seed."""
     train: Data
     """Training data: a tensor or numpy array (a memory-mapped one too), a tuple of them, or a
-    map-style Dataset."""
+    map-style Dataset or list of examples."""
     valid: Data | None = None
     """Validation data, of the same kinds."""
     loss: Callable[[nn.Module, Any], Tensor]
@@ -76,7 +76,8 @@ class Recipe:
     autocast: torch.dtype | None = None
     """Run forward passes under torch.autocast with this dtype (torch.bfloat16)."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of a Dataset's items, when torch's default does not."""
+    """Makes a batch of a Dataset's items, when torch's default does not. The items of tensors and
+    arrays are their rows."""
     loader_workers: int = 0
     """Loader processes per worker, for Datasets and memory-mapped arrays. The bits do not depend on
     it."""
@@ -169,7 +170,7 @@ def _only_kept(found: FoundRecipe, keep: str) -> FoundRecipe:
     rows = keep_list.rows
     kept = replace(
         recipe,
-        train=only_rows(recipe.train, rows),
+        train=only_rows(recipe.train, rows, recipe.collate),
         train_facts={name: values[rows] for name, values in recipe.train_facts.items()},
     )
     return replace(found, recipe=kept, keep=str(path), keep_identity=keep_list.identity)

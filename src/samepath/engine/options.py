@@ -258,7 +258,7 @@ def refuse_recipe(
     if recipe.valid is None and isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError("ReduceLROnPlateau needs validation data; give the recipe `valid`")
     if recipe.valid is not None:
-        num_valid = len(as_source(recipe.valid, seed=0))
+        num_valid = len(as_source(recipe.valid, seed=0, collate=recipe.collate))
         if not num_valid:
             raise UserError("the validation data is empty; give some examples, or leave it out")
         _refuse_facts("valid_facts", recipe.valid_facts, num_valid)

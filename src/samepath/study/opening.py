@@ -112,7 +112,7 @@ def look_into(request: StudyRequest) -> Opened:
         optimizer=type(optimizer).__name__,
         recipe_rate=float(optimizer.param_groups[0]["lr"]),
         recipe_decay=max(float(group.get("weight_decay", 0)) for group in optimizer.param_groups),
-        num_valid=len(as_source(recipe.valid, seed=0)),
+        num_valid=len(as_source(recipe.valid, seed=0, collate=recipe.collate)),
     )
 
 
