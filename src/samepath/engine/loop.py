@@ -69,6 +69,7 @@ def make_trainer(
         autocast=recipe.autocast,
         collate=recipe.collate,
         loader_workers=options.loader_workers,
+        drop_last=options.drop_last,
         follow_speed=follow_speed,
     )
 

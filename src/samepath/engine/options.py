@@ -16,12 +16,14 @@ from typing import Any, Literal
 import torch
 
 from samepath.data import Source, as_source, seed_everything
+from samepath.engine.lone_example import refuse_lone_example
 from samepath.engine.optimizers import with_decay
 from samepath.engine.refuse import refuse_unsupported
 from samepath.engine.session import too_many_workers
+from samepath.engine.settings import refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
-from samepath.plan import Plan
+from samepath.plan import Plan, count_steps
 from samepath.recipe import FoundRecipe, Recipe, find_recipe, where
 from samepath.strategies import find_strategy
 
@@ -76,6 +78,8 @@ class Options:
     """The SHA-256 of which examples it keeps."""
     weight_decay: float | None = None
     """In place of the recipe's (of its groups that have one)."""
+    drop_last: bool = False
+    """The last batch of each epoch is left out where it is short."""
 
     @property
     def plan(self) -> Plan:
@@ -84,6 +88,7 @@ class Options:
             batch_size=self.batch_size,
             grain_size=self.grain_size,
             seed=self.seed,
+            drop_last=self.drop_last,
         )
 
 
@@ -154,16 +159,20 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         steps=None,
         target=recipe.target,
         loader_workers=recipe.loader_workers,
+        drop_last=recipe.drop_last,
     )
     if earlier is not None:
         said_before = {n: earlier[n] for n in Asked.__dataclass_fields__ if n in earlier}
         options = replace(options, **said_before, server=earlier.get("server", False))
     # a run of so many steps ends there, not at the recipe's number of epochs
     if "steps" in asked.said and "epochs" not in asked.said:
-        per_epoch = -(-options.num_examples // (asked.batch_size or options.batch_size))
+        size = asked.batch_size or options.batch_size
+        per_epoch = count_steps(options.num_examples, size, drop_last=options.drop_last)
         if (asked.strategy or options.strategy) != "strong":
             per_epoch = 1  # or more: it is not known here how the batch grows
-        options = replace(options, epochs=max(options.epochs, -(-asked.said["steps"] // per_epoch)))
+        options = replace(
+            options, epochs=max(options.epochs, -(-asked.said["steps"] // (per_epoch or 1)))
+        )
     if "epochs" in asked.said and "steps" not in asked.said:
         options = replace(options, steps=None)
     said = asked.said | ({"target": None} if asked.target == "none" else {})
@@ -253,6 +262,7 @@ def refuse_recipe(
     schedule = None
     if recipe.schedule is not None:
         schedule = _made("schedule", options, recipe.schedule, optimizer)
+    refuse_plateau_by_step(schedule, recipe.schedule_every)
     if recipe.valid is None and options.target is not None:
         raise UserError("there is a target but no validation data; give the recipe `valid`")
     if recipe.valid is None and isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -263,6 +273,8 @@ def refuse_recipe(
             raise UserError("the validation data is empty; give some examples, or leave it out")
         _refuse_facts("valid_facts", recipe.valid_facts, num_valid)
     _refuse_facts("train_facts", recipe.train_facts, options.num_examples)
+    if options.exact:
+        refuse_lone_example(recipe, model, plan)
 
 
 def _refuse_facts(name: str, facts: Mapping[str, Any], num_examples: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from samepath.plan import count_steps
 from samepath.web.ui_metrics import Column, Metrics, number
 from samepath.web.ui_thin import thin
 
@@ -58,7 +59,9 @@ class Record:
         epochs, examples, batch = (_whole(self.config.get(name)) for name in names)
         if not batch or self.config.get("strategy", "strong") != "strong":
             return None
-        return min(epochs * -(-examples // batch), _whole(self.config.get("steps")) or 10**18)
+        drop_last = bool(self.config.get("drop_last", False))
+        per_epoch = count_steps(examples, batch, drop_last=drop_last)
+        return min(epochs * per_epoch, _whole(self.config.get("steps")) or 10**18)
 
 
 def typed(command: Any) -> str:
