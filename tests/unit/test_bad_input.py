@@ -335,7 +335,7 @@ def test_folder_that_is_a_file(run: Run) -> None:
         (["--batch-size", "4"], "", ("batch_size (was 6, now 4)",)),
         (["--grain", "3", "--threads", "2"], "", ("grain_size (was 2", "threads (was 1, now 2)")),
         (["--exact", "off"], "", ("exact (was True, now False)",)),
-        ([], "\n# another file now", ("identity",)),
+        ([], "\n# another file now", ("mine.py changed since the run began", "restore the file")),
     ],
 )
 def test_resume_with_another_configuration(

@@ -7,7 +7,7 @@ loading can.
 
 from __future__ import annotations
 
-import platform
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,12 @@ from typing import Any, Literal
 import torch
 
 from samepath.data import Source, as_source, seed_everything
+from samepath.engine.fingerprints import (
+    FINGERPRINTS,
+    fingerprints,
+    refuse_others,
+    refuse_others_now,
+)
 from samepath.engine.lone_example import refuse_lone_example
 from samepath.engine.optimizers import with_decay
 from samepath.engine.refuse import refuse_unsupported
@@ -30,6 +36,13 @@ from samepath.strategies import find_strategy
 _MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
 _MAY_MOVE = ("recipe", "data", "keep", "strategy")
 """Paths: what is there is recognised by its content."""
+_OF_WHAT = {
+    "identity": "recipe",
+    "data_identity": "data",
+    "keep_identity": "keep",
+    "strategy_identity": "strategy",
+}
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +93,12 @@ class Options:
     """In place of the recipe's (of its groups that have one)."""
     drop_last: bool = False
     """The last batch of each epoch is left out where it is short."""
+    train_content: dict[str, str] | None = field(default=None, hash=False)
+    """What the training data is (see data/content.py); None where nobody has looked."""
+    valid_content: dict[str, str] | None = field(default=None, hash=False)
+    """What the validation data is."""
+    modules: dict[str, str] | None = field(default=None, hash=False)
+    """The user's own modules (see engine/own_modules.py); None where nobody has looked."""
 
     @property
     def plan(self) -> Plan:
@@ -180,6 +199,9 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
     options = replace(options, strategy_identity=find_strategy(options.strategy).identity)
     if earlier is not None:
         _refuse_changes(earlier, asdict(options))
+        refuse_others(found, earlier)
+        known: dict[str, Any] = {name: earlier.get(name) for name in FINGERPRINTS}
+        options = replace(options, **known)
     if not options.num_examples:
         raise UserError("the training data is empty; give some examples")
     try:
@@ -190,16 +212,36 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
 
 
 def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    changed = [
-        f"{name} (was {before.get(name)!r}, now {value!r})"
-        for name, value in now.items()
-        if name not in (*_MAY_CHANGE, *_MAY_MOVE) and before.get(name, _default(name)) != value
-    ]
+    apart = (*_MAY_CHANGE, *_MAY_MOVE, *FINGERPRINTS)
+    names = [n for n in now if n not in apart and before.get(n, _default(n)) != now[n]]
+    for name in names:
+        if name in _OF_WHAT:
+            _refuse_other(_OF_WHAT[name], before, now, name)
+    changed = [f"{name} (was {before.get(name)!r}, now {now[name]!r})" for name in names]
     if changed:
         raise UserError(
             "cannot resume: " + ", ".join(changed) + " would change the path; "
             "leave it as it was, or start a new run with another --out"
         )
+
+
+def _refuse_other(what: str, before: dict[str, Any], now: dict[str, Any], identity: str) -> None:
+    """What is recognised by a hash is another: which, in words (a hash says nothing to anybody).
+    Built-in strategies have no hash."""
+    word = {"keep": "keep-list"}.get(what, what)
+    was, here = before.get(what), now[what]
+    if was is None or here is None:
+        had, has = ("none" if each is None else str(each) for each in (was, here))
+        raise UserError(f"cannot resume: the run's {word} was {had}, now it is {has}")
+    if Path(was).name == Path(here).name and _HASH.fullmatch(str(now[identity])):
+        raise UserError(
+            f"cannot resume: {here} changed since the run began; start a new run, or restore the "
+            "file"
+        )
+    raise UserError(
+        f"cannot resume: the run's {word} is {was}, and {here} is another; give that one, or start "
+        "a new run with another --out"
+    )
 
 
 def _default(name: str) -> Any:
@@ -212,6 +254,7 @@ def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
     """The recipe of a run, found again (in another process, say): its data, its keep-list. `source`
     is what the recipe's file held when the run began."""
     found = find_recipe(options.recipe, options.data, options.keep, source)
+    refuse_others_now(found, asdict(options))
     strategy = find_strategy(options.strategy)
     for file, before, now in (
         (options.recipe, options.identity, found.identity),
@@ -222,6 +265,17 @@ def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
         if before != now:
             raise UserError(f"{file} has changed since the run began; put it back as it was")
     return found
+
+
+def with_fingerprints(options: Options, found: FoundRecipe) -> Options:
+    """The same with what was looked at of data and modules. Call it after `refuse_recipe`, which
+    has run the recipe's functions once."""
+    return replace(options, **fingerprints(found, asdict(options)))
+
+
+def made_of_options(options: Options) -> dict[str, Any]:
+    """The fingerprints among a run's options."""
+    return {name: getattr(options, name) for name in FINGERPRINTS}
 
 
 def training_source(recipe: Recipe) -> Source:
@@ -295,19 +349,3 @@ def _made(what: str, options: Options, make: Callable[..., Any], *arguments: Any
     except Exception as error:
         text = where(error, Path(options.recipe))
         raise UserError(f"{what}() of {options.recipe!r} raised {text}") from error
-
-
-def versions() -> dict[str, str]:
-    """What the bits also depend on."""
-    import numpy as np
-
-    from samepath.version import __version__
-
-    return {
-        "samepath": __version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }

@@ -106,7 +106,8 @@ def run_page(record: Record, line: Mapping[str, Any], shown: str) -> dict[str, A
     versions = record.last_start.get("versions")
     resume = ["samepath", "train", recipe, "--out", shown, "--resume"]
     return {
-        "config": dict(record.config),
+        # without fingerprints, which say nothing to people
+        "config": {k: v for k, v in record.config.items() if not isinstance(v, dict)},
         "whole_digest": _text(record.result.get("digest")),
         "command": typed(record.last_start.get("command")),
         "resume": shlex.join(resume) if line["status"] in RESUMABLE else "",
