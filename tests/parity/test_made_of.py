@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,6 +18,7 @@ import pytest
 from samepath.engine.elastic import Machine
 from samepath.engine.hardware import describe_cpu, versions
 from samepath.engine.options import Asked, Options, recipe_of
+from samepath.engine.own_modules import own_modules
 from samepath.engine.progress import RunResult
 from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, join, train
@@ -319,3 +321,24 @@ def test_the_fingerprint_names_this_machine() -> None:
     assert found["cpu_model"]
     assert describe_cpu().startswith(found["cpu_model"])
     assert "\n" not in describe_cpu()
+
+
+def test_only_the_users_own_source_counts(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what an installed package has generated, nor compiled code, nor another recipe."""
+    for module_name, file in {
+        f"torch.generated_{name}": folder / "generated.py",
+        f"{name}_compiled": folder / "compiled.so",
+        f"samepath_recipe_{name}": folder / "another.py",
+        f"{name}_own": folder / "own.py",
+    }.items():
+        file.write_text("x = 1\n")
+        made = ModuleType(module_name)
+        made.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, module_name, made)
+    found = own_modules(str(folder / "recipe.py"))
+    assert "own.py" in found
+    assert not {"generated.py", "compiled.so", "another.py"} & found.keys()
+    assert not [key for key in found if key.partition(".")[0] in ("torch", "numpy", "json")]
+    assert f"{name}_own" in own_modules("digits"), "a built-in recipe has no folder"

@@ -2,7 +2,8 @@
 
 In: a recipe's name or path. Out: SHA-256 of each module's file, by its path relative to the
 recipe's folder, or by the module's name where it lies elsewhere. Not among them: the recipe's file
-(which is compared by itself), samepath, the standard library, and installed packages.
+(which is compared by itself), samepath, the standard library, installed packages and what they
+generate, and compiled code, which differs from one build to the next.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ def own_modules(recipe: str) -> dict[str, str]:
     that those they import are there."""
     folder, found = _folder(recipe), {}
     for name, module in list(sys.modules.items()):
-        file = _file_of(module)
+        file, package = _file_of(module), _file_of(sys.modules.get(name.partition(".")[0]))
         if file is None or name.startswith(_LOADED_BY_US) or not _is_own(file):
             continue
+        if package is not None and not _is_own(package):
+            continue
+        file = file.resolve()
         if folder is not None and file == Path(recipe).resolve():
             continue
-        inside = folder is not None and file.is_relative_to(folder)
-        digest = _digest(file)
-        if digest is not None:
+        if digest := _digest(file):
+            inside = folder is not None and file.is_relative_to(folder)
             found[file.relative_to(folder).as_posix() if inside and folder else name] = digest
     return dict(sorted(found.items()))
 
@@ -57,10 +60,11 @@ def _folder(recipe: str) -> Path | None:
 
 
 def _file_of(module: ModuleType | None) -> Path | None:
+    """The Python file that a module was read from."""
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-    if not isinstance(file, str) or not os.path.isabs(file):
+    if not isinstance(file, str) or not os.path.isabs(file) or not file.endswith(".py"):
         return None
-    return Path(file).resolve()
+    return Path(file)
 
 
 def _find(name: str, folder: Path | None) -> Path | None:
@@ -73,7 +77,7 @@ def _find(name: str, folder: Path | None) -> Path | None:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return None
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 @cache
@@ -81,7 +85,8 @@ def _not_own() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     places = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     assert samepath.__file__ is not None
-    return (Path(samepath.__file__).resolve().parent, *(Path(place).resolve() for place in places))
+    places |= {os.path.dirname(samepath.__file__)}
+    return tuple({Path(place) for place in places} | {Path(place).resolve() for place in places})
 
 
 def _is_own(file: Path) -> bool:
