@@ -334,6 +334,7 @@ def test_folder_that_is_a_file(run: Run) -> None:
         (["--seed", "1"], "", ("seed (was 0, now 1)",)),
         (["--batch-size", "4"], "", ("batch_size (was 6, now 4)",)),
         (["--grain", "3", "--threads", "2"], "", ("grain_size (was 2", "threads (was 1, now 2)")),
+        (["--strategy", "linear"], "", ("strategy (was 'strong', now 'linear')",)),
         (["--exact", "off"], "", ("exact (was True, now False)",)),
         ([], "\n# another file now", ("mine.py changed since the run began", "restore the file")),
     ],
@@ -348,6 +349,16 @@ def test_resume_with_another_configuration(
         run, "train", recipe, "-n", "1", "--out", "run", "--resume", *flags,
         says=("cannot resume", *says),
     )  # fmt: skip
+
+
+def test_resume_with_another_recipe(run: Run) -> None:
+    assert run("train", write(""), "-n", "1", "--steps", "1", "--out", "run")[0] == 0
+    other = write("# another", "other.py")
+    says = ("the run's recipe is mine.py, and not other.py", "start a new run")
+    refused(run, "train", other, "-n", "1", "--out", "run", "--resume", says=says)
+    refused(run, "train", "digits", "-n", "1", "--out", "run", "--resume", says=("not digits",))
+    same = write("", "moved.py")
+    assert run("train", same, "-n", "1", "--out", "run", "--resume")[0] == 0
 
 
 def test_resume_of_a_file_that_is_no_run(run: Run) -> None:

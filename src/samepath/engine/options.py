@@ -42,7 +42,6 @@ _OF_WHAT = {
     "keep_identity": "keep",
     "strategy_identity": "strategy",
 }
-_HASH = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +214,12 @@ def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     apart = (*_MAY_CHANGE, *_MAY_MOVE, *FINGERPRINTS)
     names = [n for n in now if n not in apart and before.get(n, _default(n)) != now[n]]
     for name in names:
-        if name in _OF_WHAT:
-            _refuse_other(_OF_WHAT[name], before, now, name)
-    changed = [f"{name} (was {before.get(name)!r}, now {now[name]!r})" for name in names]
+        if _is_hash(before.get(name)) or _is_hash(now[name]):
+            _refuse_other(_OF_WHAT[name], before, now)
+    changed = [
+        f"{_OF_WHAT.get(name, name)} (was {before.get(name)!r}, now {now[name]!r})"
+        for name in names
+    ]
     if changed:
         raise UserError(
             "cannot resume: " + ", ".join(changed) + " would change the path; "
@@ -225,22 +227,22 @@ def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
         )
 
 
-def _refuse_other(what: str, before: dict[str, Any], now: dict[str, Any], identity: str) -> None:
-    """What is recognised by a hash is another: which, in words (a hash says nothing to anybody).
-    Built-in strategies have no hash."""
-    word = {"keep": "keep-list"}.get(what, what)
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _refuse_other(what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say which file is another, without its hashes: they tell people nothing."""
     was, here = before.get(what), now[what]
-    if was is None or here is None:
-        had, has = ("none" if each is None else str(each) for each in (was, here))
-        raise UserError(f"cannot resume: the run's {word} was {had}, now it is {has}")
-    if Path(was).name == Path(here).name and _HASH.fullmatch(str(now[identity])):
+    if was is not None and here is not None and Path(was).name == Path(here).name:
         raise UserError(
             f"cannot resume: {here} changed since the run began; start a new run, or restore the "
             "file"
         )
+    word = "keep-list" if what == "keep" else what
     raise UserError(
-        f"cannot resume: the run's {word} is {was}, and {here} is another; give that one, or start "
-        "a new run with another --out"
+        f"cannot resume: the run's {word} is {was or 'none'}, and not {here or 'none'}; give it as "
+        "it was, or start a new run with another --out"
     )
 
 
