@@ -361,6 +361,17 @@ def test_resume_with_another_recipe(run: Run) -> None:
     assert run("train", same, "-n", "1", "--out", "run", "--resume")[0] == 0
 
 
+def test_resume_on_another_machine(run: Run) -> None:
+    recipe = write("")
+    assert run("train", recipe, "-n", "1", "--steps", "1", "--out", "run")[0] == 0
+    content = json.loads(Path("run/run.json").read_text())
+    content["starts"][-1]["versions"]["torch"] = "1.0"
+    Path("run/run.json").write_text(json.dumps(content))
+    again = ("train", recipe, "-n", "1", "--out", "run", "--resume")
+    refused(run, *again, says=("trained with torch 1.0", "add --other-hardware"))
+    assert run(*again, "--other-hardware")[0] == 0
+
+
 def test_resume_of_a_file_that_is_no_run(run: Run) -> None:
     Path("run").mkdir()
     Path("run/run.json").write_text("{}")

@@ -191,7 +191,8 @@ class RunFolder:
         content = self.read()
         if not content["starts"][-1].get("other_hardware"):
             content["starts"][-1]["other_hardware"] = True
-            self._write_json(content)
+            with suppress(OSError):  # a full disk ends no run; it is tried again when workers meet
+                self._write_json(content)
 
     def write_status(self, status: str) -> None:
         """The run ended without a result (one that had ended when it was stopped has one). If that
