@@ -74,7 +74,9 @@ def test_nonsense_is_refused_in_own_loops_and_recipes(what: str, session: Sessio
 def test_names_that_there_are_none_of(session: Session) -> None:
     with pytest.raises(UserError, match=r"no setting 'clip_nrom'; did you mean 'clip_norm'\?"):
         prepare(session, clip_nrom=1.0)
-    with pytest.raises(UserError, match=r"no setting 'xyz'; there are: batch_size, .*collate"):
+    with pytest.raises(UserError, match=r"no setting 'scheduler'; did you mean 'schedule'\?"):
+        prepare(session, scheduler=None)
+    with pytest.raises(UserError, match=r"no setting 'xyz'; there are: schedule, .*collate"):
         prepare(session, xyz=1.0)
     with pytest.raises(UserError, match=r"samepath\.start\(seed=\.\.\.\)"):
         prepare(session, seed=1)

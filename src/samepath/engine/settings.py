@@ -95,7 +95,7 @@ class Settings:
 
 def refuse_names(given: Mapping[str, Any]) -> None:
     """Raise for a setting of `prepare` that there is none of."""
-    known = [name for name in Settings.__dataclass_fields__ if name != "seed"]
+    known = ["schedule", *(name for name in Settings.__dataclass_fields__ if name != "seed")]
     for name in given:
         if name == "seed":
             raise UserError("prepare() takes no seed; give it to samepath.start(seed=...)")
