@@ -17,7 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.options import Asked, versions
+from samepath.engine.hardware import versions
+from samepath.engine.options import Asked
 from samepath.engine.train import Request, train
 from samepath.insight.curvature import measure_curvature
 from samepath.insight.curvature_request import CurvatureRequest

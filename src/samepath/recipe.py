@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -43,7 +44,7 @@ class Recipe:
     """Makes the model. Called after every generator has been set from the seed."""
     train: Data
     """Training data: a tensor or numpy array (a memory-mapped one too), a tuple of them, or a
-    map-style Dataset."""
+    map-style Dataset or list of examples."""
     valid: Data | None = None
     """Validation data, of the same kinds."""
     loss: Callable[[nn.Module, Any], Tensor]
@@ -56,6 +57,8 @@ class Recipe:
     """Examples computed at once; the number of grains in a batch is the most workers possible."""
     epochs: int
     """Passes over the training data."""
+    drop_last: bool = False
+    """Leave out the last batch of each epoch where it is short (other examples in every epoch)."""
     target: float | None = None
     """Validation loss at which the run has done what it was for, and stops."""
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
@@ -76,7 +79,8 @@ class Recipe:
     autocast: torch.dtype | None = None
     """Run forward passes under torch.autocast with this dtype (torch.bfloat16)."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of a Dataset's items, when torch's default does not."""
+    """Makes a batch of a Dataset's items, when torch's default does not. The items of tensors and
+    arrays are their rows."""
     loader_workers: int = 0
     """Loader processes per worker, for Datasets and memory-mapped arrays. The bits do not depend on
     it."""
@@ -96,10 +100,8 @@ class Recipe:
     calls it."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "grain_size", "epochs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} is {value!r}; it must be a whole number, at least 1")
+        check_training(self)
+        _make_whole(self, "epochs", 1)
         for name in ("model", "loss", "optimizer"):
             if not callable(getattr(self, name)):
                 raise UserError(
@@ -111,12 +113,30 @@ class Recipe:
                 "model is a module; give a function that makes it, so that every worker "
                 "starts from the same seed (model=lambda: Net())"
             )
-        if self.schedule_every not in ("step", "epoch"):
-            raise UserError(f"schedule_every is {self.schedule_every!r}; use 'step' or 'epoch'")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise UserError(f"clip_norm is {self.clip_norm!r}; it must be above 0")
-        if self.autocast not in (None, torch.bfloat16):
-            raise UserError(f"autocast is {self.autocast}; use torch.bfloat16 or None")
+
+
+def check_training(given: Any) -> None:
+    """Refuse nonsense in what recipes and own loops are both told (a `Recipe`, or `Settings`)."""
+    for name, least in (("batch_size", 1), ("grain_size", 1), ("loader_workers", 0)):
+        _make_whole(given, name, least)
+    if not isinstance(given.drop_last, bool):
+        raise UserError(f"drop_last is {given.drop_last!r}; use True or False")
+    if given.schedule_every not in ("step", "epoch"):
+        raise UserError(f"schedule_every is {given.schedule_every!r}; use 'step' or 'epoch'")
+    norm = given.clip_norm
+    if norm is not None and not (isinstance(norm, Real) and float(norm) > 0):
+        raise UserError(f"clip_norm is {norm!r}; it must be a number above 0")
+    if given.autocast not in (None, torch.bfloat16):
+        why = ", which needs its losses scaled" if given.autocast is torch.float16 else ""
+        raise UserError(f"autocast is {given.autocast}{why}; use torch.bfloat16 or None")
+
+
+def _make_whole(given: Any, name: str, least: int) -> None:
+    """A field as an int (numpy's are taken too), or an error."""
+    value = getattr(given, name)
+    if not isinstance(value, Integral) or value < least:
+        raise UserError(f"{name} is {value!r}; it must be a whole number, at least {least}")
+    object.__setattr__(given, name, int(value))
 
 
 @dataclass(frozen=True)
@@ -169,7 +189,7 @@ def _only_kept(found: FoundRecipe, keep: str) -> FoundRecipe:
     rows = keep_list.rows
     kept = replace(
         recipe,
-        train=only_rows(recipe.train, rows),
+        train=only_rows(recipe.train, rows, recipe.collate),
         train_facts={name: values[rows] for name, values in recipe.train_facts.items()},
     )
     return replace(found, recipe=kept, keep=str(path), keep_identity=keep_list.identity)

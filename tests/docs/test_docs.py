@@ -51,6 +51,31 @@ def test_python_blocks_run(name: str, code: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_own_loop_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The page's script, stopped after its first epoch, goes on; after its last, it ends as it did.
+    Epochs are printed by the start that trained them."""
+    (code,) = (code for name, code in python_blocks() if name == "own-loop.md-0")
+    assert "range(3)" in code
+
+    def run(folder: str, num_epochs: int) -> tuple[list[str], str]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        file = tmp_path / folder / "block.py"
+        file.write_text(code.replace("range(3)", f"range({num_epochs})"))
+        done = subprocess.run(
+            [sys.executable, file], cwd=file.parent, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        *epochs, digest = done.stdout.splitlines()
+        return [line.split()[0] for line in epochs], digest
+
+    epochs, straight = run("straight", 3)
+    assert epochs == ["0", "1", "2"]
+    assert straight.startswith("digest ")
+    assert run("stopped", 1)[0] == ["0"]
+    assert run("stopped", 3) == (["1", "2"], straight)
+    assert run("stopped", 3) == ([], straight), "there was nothing left to train"
+
+
 def test_commands_page_is_up_to_date() -> None:
     # in a process of its own: click remembers the help option of a command's first context
     script = ROOT / "scripts" / "write_command_docs.py"

@@ -9,6 +9,7 @@ import pytest
 
 from samepath.engine.rundir import RunFolder
 from samepath.engine.train import Request, train
+from samepath.engine.weights import epochs_of, kept_weights
 
 LIMIT_SECONDS = 180
 RECIPE = """
@@ -129,3 +130,44 @@ def test_on_all_of_them(fail: str, tmp_path: Path) -> None:
     assert alone == several
     assert alone[0] == "diverged"
     assert alone[-1] == ""
+
+
+BEST = """
+import torch
+from torch import nn
+from samepath import Recipe
+
+evaluated = 0
+
+def evaluate(model, batch):
+    global evaluated
+    evaluated += 1
+    found = model(batch).square().mean()
+    return {"loss": found * float("nan") if evaluated == 1 else found}
+
+def recipe():
+    return Recipe(
+        model=lambda: nn.Linear(4, 2),
+        train=torch.arange(48.0).view(12, 4) / 48,
+        valid=torch.ones(2, 4),
+        loss=lambda model, batch: model(batch).square().mean(),
+        evaluate=evaluate,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=6,
+        grain_size=2,
+        epochs=3,
+        keep_weights=(3,),
+    )
+"""
+
+
+def test_a_first_validation_of_nan_is_not_the_best_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(BEST)
+    request = Request(recipe=str(tmp_path / "recipe.py"), num_workers=1, out=tmp_path / "run")
+    result, _ = train(request)
+    lines = RunFolder(tmp_path / "run").read_metrics()
+    losses = [line["valid_loss"] for line in lines if "valid_loss" in line]
+    assert losses[0] == "nan"
+    assert losses[2] == result.valid_loss < losses[1]
+    best = kept_weights(tmp_path / "run" / "weights")["best"]
+    assert epochs_of(best) == 3

@@ -229,6 +229,34 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         "more = {'schedule': lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)}",
         ("ReduceLROnPlateau needs validation data",),
     ),
+    "plateau by step": (
+        "more = {'schedule': lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o),\n"
+        "        'schedule_every': 'step'}",
+        ("ReduceLROnPlateau", "use schedule_every='epoch'"),
+    ),
+    "batch norm, one example left": (
+        "model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
+        "train = torch.ones(13, 4), torch.zeros(13, 2)",
+        ("last batch of an epoch", "1 left of 13 examples, in grains of 2", "drop_last=True"),
+    ),
+    "batch norm, one example left of a grain": (
+        "model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
+        "more = {'batch_size': 7, 'grain_size': 4}",
+        ("5 left of 12 examples, in grains of 4", "grain of 1 example", "another batch_size"),
+    ),
+    "batch norm, one example left of every batch": (
+        "model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
+        "more = {'batch_size': 4, 'grain_size': 3}",
+        ("last grain of every batch", "4 in grains of 3", "grain_size divides"),
+    ),
+    "batch norm of a data set read by loader processes": (
+        "class Items(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 13\n"
+        "    def __getitem__(self, index): return inputs[0], targets[0]\n"
+        "model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
+        "train, more = Items(), {'loader_workers': 1}",
+        ("last batch of an epoch", "drop_last=True"),
+    ),
 }
 
 
@@ -236,6 +264,25 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
 def test_recipes(what: str, run: Run) -> None:
     changes, says = RECIPES[what]
     refused(run, "train", write(changes), "-n", "1", says=says)
+
+
+SOUND = {
+    "left out": "more = {'drop_last': True}",
+    "no batch norm": "model = lambda: nn.Linear(4, 2)",
+    "space to normalise over": "model = lambda: nn.Sequential("
+    "nn.Unflatten(1, (1, 2, 2)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))",
+    "statistics that are fixed": "model = lambda: nn.Sequential("
+    "nn.BatchNorm1d(4).eval(), nn.Linear(4, 2))",
+}
+
+
+@pytest.mark.parametrize("what", SOUND)
+def test_one_example_left_that_is_no_trouble(what: str, run: Run) -> None:
+    normed = (
+        "train = torch.ones(13, 4), torch.zeros(13, 2)\n"
+        "model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
+    )
+    assert run("train", write(normed + SOUND[what]), "-n", "1", "--epochs", "1")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -287,8 +334,9 @@ def test_folder_that_is_a_file(run: Run) -> None:
         (["--seed", "1"], "", ("seed (was 0, now 1)",)),
         (["--batch-size", "4"], "", ("batch_size (was 6, now 4)",)),
         (["--grain", "3", "--threads", "2"], "", ("grain_size (was 2", "threads (was 1, now 2)")),
+        (["--strategy", "linear"], "", ("strategy (was 'strong', now 'linear')",)),
         (["--exact", "off"], "", ("exact (was True, now False)",)),
-        ([], "\n# another file now", ("identity",)),
+        ([], "\n# another file now", ("mine.py changed since the run began", "restore the file")),
     ],
 )
 def test_resume_with_another_configuration(
@@ -301,6 +349,27 @@ def test_resume_with_another_configuration(
         run, "train", recipe, "-n", "1", "--out", "run", "--resume", *flags,
         says=("cannot resume", *says),
     )  # fmt: skip
+
+
+def test_resume_with_another_recipe(run: Run) -> None:
+    assert run("train", write(""), "-n", "1", "--steps", "1", "--out", "run")[0] == 0
+    other = write("# another", "other.py")
+    says = ("the run's recipe is mine.py, and not other.py", "start a new run")
+    refused(run, "train", other, "-n", "1", "--out", "run", "--resume", says=says)
+    refused(run, "train", "digits", "-n", "1", "--out", "run", "--resume", says=("not digits",))
+    same = write("", "moved.py")
+    assert run("train", same, "-n", "1", "--out", "run", "--resume")[0] == 0
+
+
+def test_resume_on_another_machine(run: Run) -> None:
+    recipe = write("")
+    assert run("train", recipe, "-n", "1", "--steps", "1", "--out", "run")[0] == 0
+    content = json.loads(Path("run/run.json").read_text())
+    content["starts"][-1]["versions"]["torch"] = "1.0"
+    Path("run/run.json").write_text(json.dumps(content))
+    again = ("train", recipe, "-n", "1", "--out", "run", "--resume")
+    refused(run, *again, says=("trained with torch 1.0", "add --other-hardware"))
+    assert run(*again, "--other-hardware")[0] == 0
 
 
 def test_resume_of_a_file_that_is_no_run(run: Run) -> None:

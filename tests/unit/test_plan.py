@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,18 @@ def test_every_example_exactly_once_per_epoch(plan: Plan, epoch: int) -> None:
     assert {batch.epoch for batch in batches} == {epoch}
     seen = np.concatenate([batch.examples for batch in batches])
     assert sorted(seen) == list(range(plan.num_examples))
+
+
+@given(plans(), st.integers(0, 3))
+def test_drop_last_leaves_out_the_short_batch_and_nothing_else(plan: Plan, epoch: int) -> None:
+    cut, whole = replace(plan, drop_last=True), plan.num_examples // plan.batch_size
+    assert cut.steps_per_epoch == whole
+    for place in range(whole):
+        batch = cut.batch(epoch * whole + place)
+        assert batch.epoch == epoch
+        same = plan.batch(epoch * plan.steps_per_epoch + place)
+        np.testing.assert_array_equal(batch.examples, same.examples)
+        assert len(batch.examples) == plan.batch_size
 
 
 @given(plans())

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from samepath.data import DatasetSource, GrainRequest, Loaders, TensorSource, as_source
+from samepath.data.examples import in_memory, only_rows
 from samepath.data.sources import Source
 from samepath.errors import UserError
 
@@ -145,9 +146,93 @@ def test_bad_data(what: str) -> None:
         as_source(data, seed=0)
 
 
-def test_lists_of_tensors_are_columns() -> None:
-    """A list that is not all tensors is a sequence of examples."""
-    items: Any = [torch.zeros(2), torch.ones(2)]
-    assert isinstance(as_source(items, seed=0), TensorSource)
+def test_lists_of_unlike_tensors_are_columns() -> None:
+    """As people keep inputs and labels; a list that is not all tensors is one of examples."""
+    columns: Any = [torch.zeros(2, 3), torch.ones(2)]
+    assert isinstance(as_source(columns, seed=0), TensorSource)
+    assert isinstance(as_source([torch.zeros(4, 1)], seed=0), TensorSource)
     mixed: Any = [torch.zeros(()), 1.0]
     assert isinstance(as_source(mixed, seed=0), DatasetSource)
+
+
+def test_lists_of_tensors_of_unlike_lengths_are_examples() -> None:
+    sentences: Any = [torch.zeros(3), torch.zeros(5)]
+    source = as_source(sentences, seed=0)
+    assert isinstance(source, DatasetSource)
+    assert len(source) == 2
+    numbers: Any = [torch.tensor(1.0), torch.tensor(2.0)]
+    assert isinstance(as_source(numbers, seed=0), DatasetSource)
+
+
+AMBIGUOUS: dict[str, Any] = {
+    "images": [torch.zeros(3, 4) for _ in range(140)],
+    "two": [torch.zeros(2), torch.ones(2)],
+    "pictures of many sizes": [torch.zeros(3, size) for size in range(4, 20)],
+}
+
+
+@pytest.mark.parametrize("what", AMBIGUOUS)
+def test_a_list_of_tensors_that_may_be_either_is_refused(what: str) -> None:
+    says = rf"list of {len(AMBIGUOUS[what])} tensors.*tuple\(tensors\).*torch\.stack"
+    for look in (
+        lambda data: as_source(data, seed=0),
+        lambda data: only_rows(data, np.array([0])),
+        in_memory,
+    ):
+        with pytest.raises(UserError, match=says):
+            look(AMBIGUOUS[what])
+    assert len(as_source(tuple(AMBIGUOUS["two"]), seed=0)) == 2
+
+
+class Squares(TensorDataset):
+    """A TensorDataset with items of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"square": self.tensors[0][index] ** 2}
+
+
+def test_a_subclass_of_tensordataset_keeps_its_items() -> None:
+    data: Any = Squares(torch.arange(5.0))
+    found = load(as_source(data, seed=0))
+    assert [grain["square"].tolist() for grain in found] == [[9.0, 1.0], [0.0], [4.0, 4.0, 16.0]]
+    (cut,) = load(as_source(only_rows(data, np.array([4, 2])), seed=0), [(0, [0, 1])])
+    assert cut["square"].tolist() == [16.0, 4.0]
+
+
+COLUMN = torch.arange(10.0).view(5, 2)
+COLLATED: dict[str, tuple[Any, Any]] = {
+    "tensor": (COLUMN, lambda row: COLUMN[row]),
+    "array": (COLUMN.numpy(), lambda row: COLUMN.numpy()[row]),
+    "tuple": ((COLUMN, np.arange(5)), lambda row: (COLUMN[row], row)),
+    "TensorDataset": (TensorDataset(COLUMN, torch.arange(5)), lambda row: (COLUMN[row], row)),
+    "list": (list(COLUMN), lambda row: COLUMN[row]),
+    "list of unlike": ([torch.arange(n + 1) for n in range(5)], lambda row: torch.arange(row + 1)),
+}
+
+
+@pytest.mark.parametrize("what", COLLATED)
+def test_nothing_is_read_past_a_collate(what: str) -> None:
+    """It is given the items, one for each example, whatever the data is."""
+    data, item = COLLATED[what]
+
+    def plain(value: Any) -> Any:
+        return [plain(part) for part in value] if isinstance(value, tuple) else value.tolist()
+
+    def collate(items: list[Any]) -> Any:
+        return [plain(each) for each in items]
+
+    def expected(rows: list[int]) -> list[Any]:
+        found = [item(row) for row in rows]
+        return [[e[0].tolist(), e[1]] if isinstance(e, tuple) else e.tolist() for e in found]
+
+    source = as_source(data, seed=0, collate=collate)
+    assert len(source) == 5
+    assert load(source) == [expected(rows) for _, rows in REQUESTS]
+    cut = as_source(only_rows(data, np.array([4, 1]), collate), seed=0, collate=collate)
+    assert load(cut, [(0, [0, 1])]) == [expected([4, 1])]
+    assert in_memory(data, collate) == (not isinstance(data, list))
+
+
+def test_uneven_columns_are_refused_with_a_collate_too() -> None:
+    with pytest.raises(UserError, match="tensors have 3 rows and 5 rows"):
+        as_source((torch.zeros(3), torch.zeros(5)), seed=0, collate=list)

@@ -48,6 +48,13 @@ keep_option = click.option(
     "--keep", metavar="FILE", help="A keep-list: train on the examples that it keeps."
 )
 
+other_hardware_option = click.option(
+    "--other-hardware",
+    is_flag=True,
+    help="Go on although the CPU, the GPU or the torch is another than the run's: from here on the "
+    "bits differ.",
+)
+
 _SHAPING = (
     click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N."),
     click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once."),

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import data_option, print_json, stdout_kept_for_json
+from samepath.cli.common import (
+    data_option,
+    other_hardware_option,
+    print_json,
+    stdout_kept_for_json,
+)
 from samepath.cli.study import parse_counts, parse_list, print_tables
 from samepath.errors import UserError
 
@@ -27,6 +32,7 @@ from samepath.errors import UserError
 @click.option("--weight-decays", metavar="LIST", help="The recipe's when not given.")
 @click.option("--seeds", type=int, default=4, show_default=True, metavar="N", help="Runs of each.")
 @click.option("--max-epochs", type=int, metavar="E", help="Epochs of every run; the recipe's.")
+@other_hardware_option
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The folder; compare beside the keep-list."
 )
@@ -40,6 +46,7 @@ def compare(
     weight_decays: str | None,
     seeds: int,
     max_epochs: int | None,
+    other_hardware: bool,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -67,6 +74,7 @@ def compare(
         max_epochs=max_epochs,
         out=out or keep.parent / "compare",
         command=tuple(sys.argv),
+        other_hardware=other_hardware,
     )
     wanted = Wanted(
         filtered=keep,

@@ -7,14 +7,23 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import machine_of, machine_options, print_json, stdout_kept_for_json
+from samepath.cli.common import (
+    machine_of,
+    machine_options,
+    other_hardware_option,
+    print_json,
+    stdout_kept_for_json,
+)
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @machine_options
+@other_hardware_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def join(run: Path, here: int | None, interface: str | None, as_json: bool) -> int:
+def join(
+    run: Path, here: int | None, interface: str | None, other_hardware: bool, as_json: bool
+) -> int:
     """Bring this machine's workers to a run that is under way.
 
     RUN is the folder of a run that was started with a range of workers, on this machine or on one
@@ -31,7 +40,8 @@ def join(run: Path, here: int | None, interface: str | None, as_json: bool) -> i
     from samepath.engine.train import join as join_run
 
     with stdout_kept_for_json(as_json):
-        result, folder = join_run(run, machine_of(here, interface), display=LiveDisplay)
+        machine = machine_of(here, interface)
+        result, folder = join_run(run, machine, display=LiveDisplay, other_hardware=other_hardware)
     if as_json:
         print_json({**asdict(result), "run": str(folder)})
     else:

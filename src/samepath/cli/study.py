@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Literal
 import click
 from click.core import ParameterSource
 
-from samepath.cli.common import data_option, keep_option, print_json, stdout_kept_for_json
+from samepath.cli.common import (
+    data_option,
+    keep_option,
+    other_hardware_option,
+    print_json,
+    stdout_kept_for_json,
+)
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,6 +88,7 @@ _INSTEAD = {
     "--batch-sizes", metavar="LIST", help="Instead of a race: accuracy against batch size,"
 )
 @click.option("--learning-rates", metavar="LIST", help="at each of these rates.")
+@other_hardware_option
 @click.option("--out", type=click.Path(path_type=Path), help="The study's folder; studies/RECIPE.")
 @click.option("--json", "as_json", is_flag=True, help="Print study.json and nothing else.")
 def study(
@@ -100,6 +107,7 @@ def study(
     patience: int,
     batch_sizes: str | None,
     learning_rates: str | None,
+    other_hardware: bool,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -146,6 +154,7 @@ def study(
         patience=patience,
         out=out,
         command=tuple(sys.argv),
+        other_hardware=other_hardware,
     )
     sizes = [] if batch_sizes is None else parse_counts("--batch-sizes", batch_sizes)
     rates = [] if learning_rates is None else parse_rates(learning_rates)

@@ -16,6 +16,7 @@ from samepath.cli.common import (
     keep_option,
     machine_of,
     machine_options,
+    other_hardware_option,
     parse_range,
     parse_target,
     parse_workers,
@@ -85,6 +86,7 @@ _SHOWN = (
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, at any N.")
+@other_hardware_option
 @click.option("--checkpoint-steps", type=click.IntRange(1), metavar="S", help="Save every S steps.")
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard event files too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -97,6 +99,7 @@ def train(
     exact: str | None,
     out: Path | None,
     resume: bool,
+    other_hardware: bool,
     checkpoint_steps: int | None,
     tensorboard: bool,
     as_json: bool,
@@ -160,6 +163,7 @@ def train(
         ),
         out=out,
         resume=resume,
+        other_hardware=other_hardware,
         checkpoint_steps=checkpoint_steps,
         tensorboard=tensorboard,
         command=tuple(sys.argv),

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.options import Options, training_source
+from samepath.engine.options import Options, training_source, with_fingerprints
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.study.batches import facts_of, judged_by, refuse_batches, train_all, with_batch
@@ -115,12 +115,14 @@ def from_json(content: Mapping[str, Any]) -> Comparison:
 
 def _only_kept(options: Options, keep: Path) -> Options:
     found = find_recipe(options.recipe, options.data, str(keep))
-    return replace(
+    kept = replace(
         options,
         keep=found.keep,
         keep_identity=found.keep_identity,
         num_examples=len(training_source(found.recipe)),
+        train_content=None,  # the full data's
     )
+    return with_fingerprints(kept, found)
 
 
 def _refuse_unequal(wanted: Wanted, options: Mapping[str, Options]) -> None:

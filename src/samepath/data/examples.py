@@ -67,16 +67,17 @@ def labels_of(
     return known[rows].astype(np.int64)
 
 
-def in_memory(data: Data) -> bool:
+def in_memory(data: Data, collate: Collate | None = None) -> bool:
     """Whether looking at every example costs next to nothing."""
-    source = as_source(data, seed=0)
-    return isinstance(source, TensorSource) and source.in_memory
+    columns = columns_of(data, collate)
+    return columns is not None and TensorSource(columns).in_memory
 
 
-def only_rows(data: Data, rows: Rows) -> Data:
-    """The same data with the given examples only, numbered anew in the order given."""
-    columns = columns_of(data)
-    if isinstance(data, Source) or (columns is not None and not in_memory(data)):
+def only_rows(data: Data, rows: Rows, collate: Collate | None = None) -> Data:
+    """The same data with the given examples only, numbered anew in the order given. `collate` is
+    the one it will be loaded with."""
+    columns = columns_of(data, collate)
+    if isinstance(data, Source) or (columns is not None and not in_memory(data, collate)):
         return SomeOf(data, rows)
     if columns is None:
         return Subset(data, rows.tolist())  # type: ignore[arg-type]

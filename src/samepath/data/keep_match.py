@@ -49,7 +49,7 @@ def refuse_other_data(
             f"{path} is of {len(keep_list):,} examples, but {recipe!r} has {num_examples:,} for "
             f"training; {instead}"
         )
-    everything = in_memory(data)
+    everything = in_memory(data, collate)
     if keep_list.labels is not None:
         looked_at = num_examples if everything else min(num_examples, _LOOKED_AT)
         rows = np.linspace(0, num_examples - 1, looked_at).round().astype(np.int64)

@@ -51,8 +51,12 @@ class Source(Protocol):
         ...
 
 
-def _rows(size: tuple[int, ...]) -> str:
-    return f"{size[0]} rows" if size else "no rows"
+def _refuse_uneven(columns: Iterable[Column]) -> None:
+    """Raise unless all columns have the same number of rows, and have rows."""
+    sizes = sorted({tuple(column.shape[:1]) for column in columns})
+    if len(sizes) != 1 or not sizes[0]:
+        found = " and ".join(f"{size[0]} rows" if size else "no rows" for size in sizes)
+        raise UserError(f"the data's tensors have {found}; give tensors with one row per example")
 
 
 def _as_tensor(part: Column) -> Tensor:
@@ -96,12 +100,7 @@ class TensorSource:
             tensor for tensor, part in zip(self._tensors, parts, strict=True) if is_mapped(part)
         ]
         self._loaders = loaders if self._mapped else BY_ITSELF
-        sizes = sorted({tuple(tensor.shape[:1]) for tensor in self._tensors})
-        if len(sizes) != 1 or not sizes[0]:
-            raise UserError(
-                f"the data's tensors have {' and '.join(_rows(size) for size in sizes)}; "
-                "give tensors with one row per example"
-            )
+        _refuse_uneven(parts)
 
     @property
     def in_memory(self) -> bool:
@@ -166,6 +165,23 @@ class _KeyedDataset(Dataset[Any]):
         return self.dataset[example]
 
 
+class _Rows(Dataset[Any]):
+    """Columns as items: a row of one, or a tuple of a row of each."""
+
+    def __init__(self, columns: Columns) -> None:
+        _refuse_uneven((columns,) if isinstance(columns, (Tensor, np.ndarray)) else columns)
+        self.columns = columns
+
+    def __len__(self) -> int:
+        columns = self.columns
+        return len(columns if isinstance(columns, (Tensor, np.ndarray)) else columns[0])
+
+    def __getitem__(self, row: int) -> Any:
+        if isinstance(self.columns, (Tensor, np.ndarray)):
+            return self.columns[row]
+        return tuple(column[row] for column in self.columns)
+
+
 class DatasetSource:
     """A map-style Dataset behind a DataLoader with any number of loader processes."""
 
@@ -213,10 +229,13 @@ def as_source(
     collate: Callable[[list[Any]], Any] | None = None,
     pin_memory: bool = False,
 ) -> Source:
-    """Whatever a person gives as data, as a source."""
-    columns = columns_of(data)
-    if columns is not None and (collate is None or not isinstance(data, np.ndarray)):
-        return TensorSource(columns, loaders=loaders)
+    """Whatever a person gives as data, as a source. With a `collate` everything goes through it,
+    item by item."""
+    columns = columns_of(data, collate)
+    if columns is not None:
+        if collate is None:
+            return TensorSource(columns, loaders=loaders)
+        data = _Rows(columns)
     if isinstance(data, SomeOf):
         whole = as_source(
             data.data, seed=seed, loaders=loaders, collate=collate, pin_memory=pin_memory
@@ -238,14 +257,36 @@ def as_source(
     )
 
 
-def columns_of(data: Data) -> Columns | None:
+def columns_of(data: Data, collate: Callable[[list[Any]], Any] | None = None) -> Columns | None:
     """The tensors and arrays that data consists of, with one row per example; None where it is of
-    another kind. (A list of arrays is one of examples: that is how people keep images.)"""
-    if isinstance(data, TensorDataset):
+    another kind.
+
+    A subclass of TensorDataset makes items of its own, so it is another kind; so is a list of
+    arrays (that is how people keep images), and a list of anything that goes through a `collate`.
+    """
+    if type(data) is TensorDataset:
         return data.tensors
     if isinstance(data, Tensor) or (isinstance(data, np.ndarray) and data.dtype.kind in "biufc"):
         return data
-    if isinstance(data, (tuple, list)) and data:
-        kinds = (Tensor, np.ndarray) if isinstance(data, tuple) else (Tensor,)
-        return data if all(isinstance(part, kinds) for part in data) else None
+    if isinstance(data, tuple) and data:
+        return data if all(isinstance(part, (Tensor, np.ndarray)) for part in data) else None
+    if isinstance(data, list) and data and collate is None:
+        tensors = [part for part in data if isinstance(part, Tensor)]
+        return data if len(tensors) == len(data) and _are_columns(tensors) else None
     return None
+
+
+def _are_columns(tensors: list[Tensor]) -> bool:
+    """Whether a list of tensors is one of columns and not one of examples. UserError where it may
+    be either."""
+    rows = {tensor.shape[:1] for tensor in tensors}
+    if len(rows) > 1 or not all(rows):
+        return False
+    alike = len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1
+    if len(tensors) == 1 or (not alike and len(tensors) <= len(tensors[0])):
+        return True
+    raise UserError(
+        f"the data is a list of {len(tensors)} tensors, which may be columns or examples; give "
+        "tuple(tensors) if each is a column with one row per example, or torch.stack(tensors) (or "
+        "a Dataset) if each is an example"
+    )

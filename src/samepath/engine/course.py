@@ -73,6 +73,7 @@ class Course:
             batch_size=size,
             grain_size=min(options.grain_size, size),
             seed=options.seed,
+            drop_last=options.drop_last,
         )
 
     def epochs_alike(self, epoch: int, history: History) -> int:

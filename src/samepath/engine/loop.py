@@ -69,6 +69,7 @@ def make_trainer(
         autocast=recipe.autocast,
         collate=recipe.collate,
         loader_workers=options.loader_workers,
+        drop_last=options.drop_last,
         follow_speed=follow_speed,
     )
 
@@ -320,9 +321,8 @@ class Run:
         progress.epoch += 1
         progress.epoch_began = trainer.step_number
         self._keep_weights(progress.epoch)
-        loss, best = progress.metrics.get("loss"), progress.best_loss
-        if loss is not None and (best is None or loss < best):
-            progress.best_loss = loss
+        if progress.is_best():
+            progress.best_loss = progress.metrics["loss"]
             if self.recipe.keep_weights:
                 progress.best_epochs = progress.epoch
                 self._keep_weights(progress.epoch, best=True)

@@ -1,7 +1,8 @@
 """The recipe's optimizer, at another rate or decay, or replaced by a strategy's own.
 
 In: the optimizer the recipe made. Out: one over the same groups of parameters. LARS and LAMB are
-pytorch-optimizer's; momentum, betas and weight decay are the recipe's where it has them.
+pytorch-optimizer's; momentum, betas, weight decay and the direction (maximize) are the recipe's
+where it has them.
 """
 
 from __future__ import annotations
@@ -45,15 +46,23 @@ def replaced(optimizer: torch.optim.Optimizer, other: OtherOptimizer) -> torch.o
 
     if other.learning_rate is not None:
         with_rate(optimizer, other.learning_rate)
-    kept = {"lars": ("momentum", "nesterov"), "lamb": ("betas",)}[other.name]
+    kept = {"lars": ("momentum", "dampening", "nesterov"), "lamb": ("betas",)}[other.name]
+    directions = {bool(group.get("maximize", False)) for group in optimizer.param_groups}
+    if len(directions) > 1:
+        raise UserError(
+            f"{other.name.upper()} minimises or maximises all of its groups alike, and the "
+            "recipe's optimizer has maximize on in some only; use another strategy"
+        )
     groups: list[dict[str, Any]] = [
         {
             "params": group["params"],
             "lr": float(group["lr"]),
             "weight_decay": float(group.get("weight_decay", 0.0)),
-            **{name: group[name] for name in kept if group.get(name)},
+            **{name: group[name] for name in kept if name in group},
         }
         for group in optimizer.param_groups
     ]
-    made: torch.optim.Optimizer = (LARS if other.name == "lars" else Lamb)(groups)
+    made: torch.optim.Optimizer = (LARS if other.name == "lars" else Lamb)(
+        groups, maximize=True in directions
+    )
     return made

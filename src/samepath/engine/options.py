@@ -7,7 +7,7 @@ loading can.
 
 from __future__ import annotations
 
-import platform
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,18 +16,32 @@ from typing import Any, Literal
 import torch
 
 from samepath.data import Source, as_source, seed_everything
+from samepath.engine.fingerprints import (
+    FINGERPRINTS,
+    fingerprints,
+    refuse_others,
+    refuse_others_now,
+)
+from samepath.engine.lone_example import refuse_lone_example
 from samepath.engine.optimizers import with_decay
 from samepath.engine.refuse import refuse_unsupported
 from samepath.engine.session import too_many_workers
+from samepath.engine.settings import refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
-from samepath.plan import Plan
+from samepath.plan import Plan, count_steps
 from samepath.recipe import FoundRecipe, Recipe, find_recipe, where
 from samepath.strategies import find_strategy
 
 _MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
 _MAY_MOVE = ("recipe", "data", "keep", "strategy")
 """Paths: what is there is recognised by its content."""
+_OF_WHAT = {
+    "identity": "recipe",
+    "data_identity": "data",
+    "keep_identity": "keep",
+    "strategy_identity": "strategy",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +90,14 @@ class Options:
     """The SHA-256 of which examples it keeps."""
     weight_decay: float | None = None
     """In place of the recipe's (of its groups that have one)."""
+    drop_last: bool = False
+    """The last batch of each epoch is left out where it is short."""
+    train_content: dict[str, str] | None = field(default=None, hash=False)
+    """What the training data is (see data/content.py); None where nobody has looked."""
+    valid_content: dict[str, str] | None = field(default=None, hash=False)
+    """What the validation data is."""
+    modules: dict[str, str] | None = field(default=None, hash=False)
+    """The user's own modules (see engine/own_modules.py); None where nobody has looked."""
 
     @property
     def plan(self) -> Plan:
@@ -84,6 +106,7 @@ class Options:
             batch_size=self.batch_size,
             grain_size=self.grain_size,
             seed=self.seed,
+            drop_last=self.drop_last,
         )
 
 
@@ -154,16 +177,20 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         steps=None,
         target=recipe.target,
         loader_workers=recipe.loader_workers,
+        drop_last=recipe.drop_last,
     )
     if earlier is not None:
         said_before = {n: earlier[n] for n in Asked.__dataclass_fields__ if n in earlier}
         options = replace(options, **said_before, server=earlier.get("server", False))
     # a run of so many steps ends there, not at the recipe's number of epochs
     if "steps" in asked.said and "epochs" not in asked.said:
-        per_epoch = -(-options.num_examples // (asked.batch_size or options.batch_size))
+        size = asked.batch_size or options.batch_size
+        per_epoch = count_steps(options.num_examples, size, drop_last=options.drop_last)
         if (asked.strategy or options.strategy) != "strong":
             per_epoch = 1  # or more: it is not known here how the batch grows
-        options = replace(options, epochs=max(options.epochs, -(-asked.said["steps"] // per_epoch)))
+        options = replace(
+            options, epochs=max(options.epochs, -(-asked.said["steps"] // (per_epoch or 1)))
+        )
     if "epochs" in asked.said and "steps" not in asked.said:
         options = replace(options, steps=None)
     said = asked.said | ({"target": None} if asked.target == "none" else {})
@@ -171,6 +198,9 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
     options = replace(options, strategy_identity=find_strategy(options.strategy).identity)
     if earlier is not None:
         _refuse_changes(earlier, asdict(options))
+        refuse_others(found, earlier)
+        known: dict[str, Any] = {name: earlier.get(name) for name in FINGERPRINTS}
+        options = replace(options, **known)
     if not options.num_examples:
         raise UserError("the training data is empty; give some examples")
     try:
@@ -181,16 +211,39 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
 
 
 def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    apart = (*_MAY_CHANGE, *_MAY_MOVE, *FINGERPRINTS)
+    names = [n for n in now if n not in apart and before.get(n, _default(n)) != now[n]]
+    for name in names:
+        if _is_hash(before.get(name)) or _is_hash(now[name]):
+            _refuse_other(_OF_WHAT[name], before, now)
     changed = [
-        f"{name} (was {before.get(name)!r}, now {value!r})"
-        for name, value in now.items()
-        if name not in (*_MAY_CHANGE, *_MAY_MOVE) and before.get(name, _default(name)) != value
+        f"{_OF_WHAT.get(name, name)} (was {before.get(name)!r}, now {now[name]!r})"
+        for name in names
     ]
     if changed:
         raise UserError(
             "cannot resume: " + ", ".join(changed) + " would change the path; "
             "leave it as it was, or start a new run with another --out"
         )
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _refuse_other(what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say which file is another, without its hashes: they tell people nothing."""
+    was, here = before.get(what), now[what]
+    if was is not None and here is not None and Path(was).name == Path(here).name:
+        raise UserError(
+            f"cannot resume: {here} changed since the run began; start a new run, or restore the "
+            "file"
+        )
+    word = "keep-list" if what == "keep" else what
+    raise UserError(
+        f"cannot resume: the run's {word} is {was or 'none'}, and not {here or 'none'}; give it as "
+        "it was, or start a new run with another --out"
+    )
 
 
 def _default(name: str) -> Any:
@@ -203,6 +256,7 @@ def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
     """The recipe of a run, found again (in another process, say): its data, its keep-list. `source`
     is what the recipe's file held when the run began."""
     found = find_recipe(options.recipe, options.data, options.keep, source)
+    refuse_others_now(found, asdict(options))
     strategy = find_strategy(options.strategy)
     for file, before, now in (
         (options.recipe, options.identity, found.identity),
@@ -213,6 +267,17 @@ def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
         if before != now:
             raise UserError(f"{file} has changed since the run began; put it back as it was")
     return found
+
+
+def with_fingerprints(options: Options, found: FoundRecipe) -> Options:
+    """The same with what was looked at of data and modules. Call it after `refuse_recipe`, which
+    has run the recipe's functions once."""
+    return replace(options, **fingerprints(found, asdict(options)))
+
+
+def made_of_options(options: Options) -> dict[str, Any]:
+    """The fingerprints among a run's options."""
+    return {name: getattr(options, name) for name in FINGERPRINTS}
 
 
 def training_source(recipe: Recipe) -> Source:
@@ -253,16 +318,19 @@ def refuse_recipe(
     schedule = None
     if recipe.schedule is not None:
         schedule = _made("schedule", options, recipe.schedule, optimizer)
+    refuse_plateau_by_step(schedule, recipe.schedule_every)
     if recipe.valid is None and options.target is not None:
         raise UserError("there is a target but no validation data; give the recipe `valid`")
     if recipe.valid is None and isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError("ReduceLROnPlateau needs validation data; give the recipe `valid`")
     if recipe.valid is not None:
-        num_valid = len(as_source(recipe.valid, seed=0))
+        num_valid = len(as_source(recipe.valid, seed=0, collate=recipe.collate))
         if not num_valid:
             raise UserError("the validation data is empty; give some examples, or leave it out")
         _refuse_facts("valid_facts", recipe.valid_facts, num_valid)
     _refuse_facts("train_facts", recipe.train_facts, options.num_examples)
+    if options.exact:
+        refuse_lone_example(recipe, model, plan)
 
 
 def _refuse_facts(name: str, facts: Mapping[str, Any], num_examples: int) -> None:
@@ -283,19 +351,3 @@ def _made(what: str, options: Options, make: Callable[..., Any], *arguments: Any
     except Exception as error:
         text = where(error, Path(options.recipe))
         raise UserError(f"{what}() of {options.recipe!r} raised {text}") from error
-
-
-def versions() -> dict[str, str]:
-    """What the bits also depend on."""
-    import numpy as np
-
-    from samepath.version import __version__
-
-    return {
-        "samepath": __version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }

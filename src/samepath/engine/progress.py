@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,6 +84,13 @@ class Progress:
             self.noise = scale.state()
         self.staleness_sum += result.staleness
         self.staleness_max = max(self.staleness_max, result.staleness)
+
+    def is_best(self) -> bool:
+        """Whether the last validation loss is the lowest so far. NaN never is."""
+        loss, best = self.metrics.get("loss"), self.best_loss
+        if loss is None or math.isnan(loss):
+            return False
+        return best is None or math.isnan(best) or loss < best
 
     def has_not_moved(self, patience: int | None) -> bool:
         """The validation loss, over so many epochs."""

@@ -94,6 +94,16 @@ def recover(
     return saved, mine.progress
 
 
+def resume_own_loop(trainer: Trainer, checkpoints: Path) -> bool:
+    """Put a trainer where its newest checkpoint stood; False if there is none. UserError where it
+    was prepared with settings that lead elsewhere."""
+    found = recover(trainer, None, checkpoints, trainer.doubt)
+    if found is None:
+        return False
+    trainer.settings.refuse_changes(found[1].get("settings", {}))
+    return True
+
+
 def _step(kept: Kept | None) -> int:
     return _NOTHING if kept is None else kept.step
 

@@ -6,7 +6,7 @@ In: a Request. Out: the same with everything decided, its Options, and a folder 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,15 @@ import torch
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.course import Course
 from samepath.engine.elastic import MEETING, Machine, somebody_answers
-from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
+from samepath.engine.fingerprints import refuse_others
+from samepath.engine.hardware import refuse_other_hardware
+from samepath.engine.options import (
+    Asked,
+    Options,
+    refuse_recipe,
+    resolve,
+    with_fingerprints,
+)
 from samepath.engine.progress import Display
 from samepath.engine.rendezvous import Crew
 from samepath.engine.rundir import RunFolder, claim_next, next_free
@@ -24,7 +32,6 @@ from samepath.engine.session import too_many_workers
 from samepath.engine.tensorboard import FOLDER, require_tensorboard
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe
-from samepath.say import say
 from samepath.strategies import find_strategy
 from samepath.strategies.asynchronous import Asynchronous
 
@@ -61,6 +68,11 @@ class Request:
     source: bytes | None = field(default=None, repr=False)
     """Of the recipe's file as it was found: who begins later, in the same run, must not meet what
     somebody has changed in it meanwhile."""
+    made_of: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Of a run of a study: fingerprints of the data and modules that the study began with."""
+    other_hardware: bool = False
+    """Go on although the machine, or its torch, is another than the run's. In a request that has
+    been prepared: they are."""
 
 
 def available_workers() -> int:
@@ -125,15 +137,12 @@ def prepare(
         request = replace(request, tensorboard=True)
     if request.tensorboard:
         require_tensorboard()
-    earlier = None
+    earlier, moved = None, False
     if request.resume:
         earlier = folder.read()
-        before, now = earlier["starts"][-1]["versions"]["torch"], versions()["torch"]
-        if before != now:
-            say(
-                f"this run began with torch {before} and continues with {now}: "
-                "from here on the bits may differ from a run on one version"
-            )
+        moved = refuse_other_hardware(
+            earlier["starts"][-1]["versions"], allowed=request.other_hardware
+        )
         if writes and somebody_answers(folder):
             raise UserError(
                 f"the run in {folder.path} is being trained by another process; wait for it, or "
@@ -160,13 +169,15 @@ def prepare(
     elif earlier is None and request.asked.virtual_workers is None:
         options = replace(options, virtual_workers=workers if request.asked.strategy else 1)
     plan = Course(options).plan(0, ())
+    if request.made_of is not None:
+        refuse_others(found, request.made_of, began="study")
     refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)
+    options = with_fingerprints(options, found)
     if writes:
         if request.out is None:
             folder = RunFolder(claim_next(request.recipe))
-        folder.write(
-            options, list(request.command), earlier, workers, **_for_others(request, asked)
-        )
+        for_others = _for_others(request, asked) | ({"other_hardware": True} if moved else {})
+        folder.write(options, list(request.command), earlier, workers, **for_others)
         (folder.path / MEETING).unlink(missing_ok=True)  # of a leader that was killed
     number = asked if isinstance(asked, Crew) else workers
     return replace(request, num_workers=number), options, folder

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from samepath.data.limits import brief, open_plain, parse_json, read_object
 from samepath.engine import checkpoint
 from samepath.engine.folder_lock import LOCK, is_empty, lock_folder, take_lock
+from samepath.engine.hardware import versions
 from samepath.engine.lines import Lines
-from samepath.engine.options import Options, versions
+from samepath.engine.options import Options
 from samepath.engine.state import State
 from samepath.engine.weights import BEST, Epoch, weights_of, write_weights
 from samepath.errors import NotSaved, UserError
@@ -184,6 +185,14 @@ class RunFolder:
                 f"--out {self.path} cannot be written to ({error.strerror}); free space or make it "
                 "writable, or give another folder"
             ) from None
+
+    def note_other_hardware(self) -> None:
+        """Add to the last start that the run goes on with machines, or a torch, of another kind."""
+        content = self.read()
+        if not content["starts"][-1].get("other_hardware"):
+            content["starts"][-1]["other_hardware"] = True
+            with suppress(OSError):  # a full disk ends no run; it is tried again when workers meet
+                self._write_json(content)
 
     def write_status(self, status: str) -> None:
         """The run ended without a result (one that had ended when it was stopped has one). If that
@@ -345,7 +354,9 @@ def _check_run(content: Mapping[str, Any]) -> None:
     if not isinstance(content.get("result"), (dict, type(None))):
         raise ValueError("its result is no object")
     for start in content.get("starts", []):
-        start["command"], start["versions"]
+        start["command"]
+        if not isinstance(start["versions"], dict):
+            raise ValueError("the versions of a start are no object")
 
 
 def _is_line(fields: Any) -> bool:

@@ -22,7 +22,7 @@ from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.collective import Alone, Collective, Network
 from samepath.engine.environment import Place, read_place
 from samepath.engine.memory import keep_freed_memory
-from samepath.engine.settings import Settings
+from samepath.engine.settings import Settings, refuse_names, refuse_plateau_by_step
 from samepath.engine.shared_memory import SharedMemory, same_machine
 from samepath.engine.trainer import Trainer
 from samepath.errors import UserError
@@ -102,9 +102,11 @@ class Session:
         **settings: Any,
     ) -> Trainer:
         """A trainer for a model; further settings are those of `Settings`."""
-        if self.num_workers > -(-batch_size // grain_size) and settings.get("exact", True):
-            raise too_many_workers(self.num_workers, batch_size, grain_size)
+        refuse_names(settings)
         made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
+        if self.num_workers > -(-made.batch_size // made.grain_size) and made.exact:
+            raise too_many_workers(self.num_workers, made.batch_size, made.grain_size)
+        refuse_plateau_by_step(schedule, made.schedule_every)
         return Trainer(self.collective, model, optimizer, loss, made, schedule)
 
     def print(self, *words: object) -> None:

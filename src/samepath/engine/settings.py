@@ -1,7 +1,11 @@
-"""What a trainer is told: once, before every step; and what it says after one."""
+"""What a trainer is told: once, before every step; and what it says after one.
+
+Guaranteed: nonsense is refused by name when the settings are made, in own loops as in recipes.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,8 +15,21 @@ from torch import Tensor, nn
 
 from samepath.data import Draws
 from samepath.engine.noise import NoiseSample
+from samepath.errors import UserError
 from samepath.plan import Batch
+from samepath.recipe import check_training
 from samepath.strategies import Adversarial
+
+_SHAPE_THE_PATH = (
+    "batch_size",
+    "grain_size",
+    "seed",
+    "exact",
+    "clip_norm",
+    "autocast",
+    "schedule_every",
+    "drop_last",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +61,60 @@ class Settings:
     """Makes a batch of a Dataset's items."""
     loader_workers: int = 0
     """Loader processes, for Datasets."""
+    drop_last: bool = False
+    """Leave out the last batch of each epoch where it is short."""
     follow_speed: bool = True
     """A slow worker gets fewer grains, which changes no bits (with `exact`; without it, shares stay
     even)."""
+
+    def __post_init__(self) -> None:
+        check_training(self)
+
+    def shaping(self) -> dict[str, Any]:
+        """What a resumed trainer must have again, as a checkpoint holds it."""
+        values = {name: getattr(self, name) for name in _SHAPE_THE_PATH}
+        return values | {
+            "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
+            "autocast": None if self.autocast is None else str(self.autocast),
+        }
+
+    def refuse_changes(self, before: Mapping[str, Any]) -> None:
+        """Raise unless a checkpoint with these `shaping` settings goes on with the same path.
+        (What an older samepath did not write is not compared.)"""
+        changed = [
+            f"{name} (was {before[name]!r}, now {value!r})"
+            for name, value in self.shaping().items()
+            if name in before and before[name] != value
+        ]
+        if changed:
+            raise UserError(
+                "cannot resume: " + ", ".join(changed) + " would change the path; prepare the "
+                "trainer as it was, or resume from another folder"
+            )
+
+
+def refuse_names(given: Mapping[str, Any]) -> None:
+    """Raise for a setting of `prepare` that there is none of."""
+    known = ["schedule", *(name for name in Settings.__dataclass_fields__ if name != "seed")]
+    for name in given:
+        if name == "seed":
+            raise UserError("prepare() takes no seed; give it to samepath.start(seed=...)")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "there are: " + ", ".join(known)
+            raise UserError(f"prepare() has no setting {name!r}; {hint}")
+
+
+def refuse_plateau_by_step(
+    schedule: torch.optim.lr_scheduler.LRScheduler | None, schedule_every: str
+) -> None:
+    """Raise for a schedule that needs a validation loss where there is none yet."""
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    if isinstance(schedule, plateau) and schedule_every == "step":
+        raise UserError(
+            "ReduceLROnPlateau goes by the validation loss, which there is once an epoch; use "
+            "schedule_every='epoch'"
+        )
 
 
 @dataclass(frozen=True)

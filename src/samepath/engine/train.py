@@ -19,6 +19,7 @@ from samepath.engine.agent import Elastic
 from samepath.engine.checkpoint import list_checkpoints, step_of
 from samepath.engine.elastic import Machine, address_towards, is_led, take_part
 from samepath.engine.environment import Place, read_place
+from samepath.engine.hardware import refuse_other_hardware
 from samepath.engine.last_step import forget
 from samepath.engine.launch import launch
 from samepath.engine.options import Asked, Options, resolve
@@ -129,6 +130,7 @@ def join(
     machine: Machine,
     *,
     display: Callable[[Options, int], Display] | None = None,
+    other_hardware: bool = False,
 ) -> tuple[RunResult, Path]:
     """Bring this machine's workers to a run that is under way."""
     folder = RunFolder(path)
@@ -142,6 +144,7 @@ def join(
     if content["status"] != "running" and folder.try_lock():  # else they only regroup
         folder.unlock()
         raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
+    moved = refuse_other_hardware(start_["versions"], allowed=other_hardware)
     found = find_recipe(config["recipe"], config.get("data"), config.get("keep"))
     least, most = start_["crew"]
     request = Request(
@@ -155,6 +158,7 @@ def join(
         display=display,
         elastic=True,
         source=found.source,
+        other_hardware=moved,
     )
     try:
         result = _take_part(request, resolve(found, Asked(), config), folder, machine)
@@ -193,7 +197,12 @@ def _train_with_others(
     while True:
         if is_led(folder):
             with suppress(NotUnderWay):  # it has just ended
-                return join(request.out, machine, display=request.display)
+                return join(
+                    request.out,
+                    machine,
+                    display=request.display,
+                    other_hardware=request.other_hardware,
+                )
         late = time.monotonic() - came > LATE_SECONDS
         if late and folder.holds_run and folder.read()["status"] in ENDED:
             return _read_result(folder), request.out

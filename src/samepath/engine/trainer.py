@@ -31,7 +31,7 @@ from samepath.engine.grain import compute_grain, weigh
 from samepath.engine.last_step import LastStep
 from samepath.engine.noise import is_measured, sample
 from samepath.engine.record import pack
-from samepath.engine.recover import recover
+from samepath.engine.recover import resume_own_loop
 from samepath.engine.refuse import refuse_unsupported
 from samepath.engine.replicas import EVERY, Replicas
 from samepath.engine.second_opinion import second_opinion
@@ -114,14 +114,13 @@ class Trainer:
         )
 
     def plan(self, source: Source, batch_size: int | None = None) -> Plan:
-        size = batch_size or self.settings.batch_size
+        size, grain = batch_size or self.settings.batch_size, self.settings.grain_size
         return Plan(
             num_examples=len(source),
             batch_size=size,
-            grain_size=min(self.settings.grain_size, size)
-            if batch_size
-            else self.settings.grain_size,
+            grain_size=min(grain, size) if batch_size else grain,
             seed=self.settings.seed,
+            drop_last=self.settings.drop_last,
         )
 
     def batches(self, data: Data, epoch: int) -> Iterator[Share]:
@@ -409,14 +408,14 @@ class Trainer:
         """Write a checkpoint (call it on every worker; one writes)."""
         self.compare_replicas("when it is saved")
         if self.collective.worker == 0:
-            save(Path(folder), state_of(self), {})
+            save(Path(folder), state_of(self), {"settings": self.settings.shaping()})
         self.collective.agree(True)  # nobody goes on, or resumes, before it is there
 
     def resume(self, folder: str | Path) -> bool:
         """Go on from the newest good checkpoint, at any worker count; False if there is none.
 
         `batches` then skips what has been trained on."""
-        found = recover(self, None, Path(folder), self.doubt) is not None
+        found = resume_own_loop(self, Path(folder))
         self.seed_between_steps()
         return found
 

@@ -43,6 +43,9 @@ def work(
         )
     )
     with session, stop_signals() as asked:
+        others = not options.server and not session.collective.agree(not request.other_hardware)
+        if others and session.is_first:
+            RunFolder(path).note_other_hardware()
         display = None
         if request.display is not None and session.is_first:
             display = request.display(options, session.num_workers)
@@ -60,6 +63,7 @@ def work(
             elastic=request.elastic,
             others_go_on=request.elastic and place.num_here < place.num_workers,
         )
+        run.trainer.other_hardware = others
         if request.resume or request.elastic:
             run.resume()
         result = run.go()

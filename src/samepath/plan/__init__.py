@@ -1,8 +1,18 @@
 """Pure arithmetic, no torch: which examples, which grains, which worker, in which order to add."""
 
 from samepath.plan.assignment import assign
-from samepath.plan.order import Batch, Plan, epoch_order
+from samepath.plan.order import Batch, Plan, count_steps, epoch_order
 from samepath.plan.shares import Division, divide
 from samepath.plan.tree import Reduction, reduction
 
-__all__ = ["Batch", "Division", "Plan", "Reduction", "assign", "divide", "epoch_order", "reduction"]
+__all__ = [
+    "Batch",
+    "Division",
+    "Plan",
+    "Reduction",
+    "assign",
+    "count_steps",
+    "divide",
+    "epoch_order",
+    "reduction",
+]

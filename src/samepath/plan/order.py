@@ -1,8 +1,8 @@
 """Which examples make up each step, and how a step's batch is cut into grains.
 
 In: number of examples, batch size, grain size, seed. Out: for every step, its examples in order.
-Guaranteed: each epoch visits every example exactly once; nothing is padded or repeated; the worker
-count is not an input.
+Guaranteed: each epoch visits every example exactly once (at most once with `drop_last`); nothing is
+padded or repeated; the worker count is not an input.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ def epoch_order(num_examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     order = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
     order.flags.writeable = False  # it is cached and handed out as views
     return order
+
+
+def count_steps(num_examples: int, batch_size: int, *, drop_last: bool) -> int:
+    """Batches in one epoch."""
+    whole, left = divmod(num_examples, batch_size)
+    return whole + (left > 0 and not drop_last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,8 @@ class Plan:
     """Examples computed at once; never depends on the worker count."""
     seed: int
     """Decides the order of examples together with the epoch."""
+    drop_last: bool = False
+    """The last batch of each epoch is left out where it is short."""
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "grain_size"):
@@ -77,7 +85,7 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.num_examples // self.batch_size)
+        return count_steps(self.num_examples, self.batch_size, drop_last=self.drop_last)
 
     @property
     def num_grains(self) -> int:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samepath.data.images import simpleitk, write_nifti
-from samepath.engine.options import versions
+from samepath.engine.hardware import versions
 from samepath.engine.reopen import ReopenedRun, reopen
 from samepath.engine.weights import Epoch
 from samepath.errors import UserError

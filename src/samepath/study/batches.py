@@ -102,6 +102,7 @@ def train_all(
             command=request.command,
             source=opened.found.source,
             watcher=watcher,
+            other_hardware=request.other_hardware,
         )
 
 

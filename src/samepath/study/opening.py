@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,17 @@ from typing import Any, Literal
 from samepath.data import as_source
 from samepath.data.limits import brief, read_object
 from samepath.engine.checkpoint import write_atomically
+from samepath.engine.fingerprints import refuse_others
 from samepath.engine.folder_lock import is_empty, lock_folder
-from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
+from samepath.engine.hardware import versions
+from samepath.engine.options import (
+    Asked,
+    Options,
+    made_of_options,
+    refuse_recipe,
+    resolve,
+    with_fingerprints,
+)
 from samepath.engine.rundir import make_folder
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
@@ -27,6 +37,7 @@ from samepath.study.results import FORMAT
 PATIENCE = 10
 FRACTION = 0.5
 SETTINGS = "settings.json"
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +66,8 @@ class StudyRequest:
     out: Path | None = None
     """studies/<recipe> when not given."""
     command: tuple[str, ...] = ()
+    other_hardware: bool = False
+    """Go on with runs that another machine, or another torch, has begun."""
 
     @property
     def folder(self) -> Path:
@@ -103,6 +116,7 @@ def look_into(request: StudyRequest) -> Opened:
     )
     options = resolve(found, asked)
     refuse_recipe(recipe, options, 1)
+    options = with_fingerprints(options, found)
     model = recipe.model()
     optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
     return Opened(
@@ -112,7 +126,7 @@ def look_into(request: StudyRequest) -> Opened:
         optimizer=type(optimizer).__name__,
         recipe_rate=float(optimizer.param_groups[0]["lr"]),
         recipe_decay=max(float(group.get("weight_decay", 0)) for group in optimizer.param_groups),
-        num_valid=len(as_source(recipe.valid, seed=0)),
+        num_valid=len(as_source(recipe.valid, seed=0, collate=recipe.collate)),
     )
 
 
@@ -144,7 +158,7 @@ def entered(
                 f"{file} cannot be read ({brief(error)}); give another folder with --out"
             ) from None
         changed = [
-            f"{name} (was {brief(repr(before.get(name)))}, now {value!r})"
+            _said(name, before.get(name), value)
             for name, value in settings.items()
             if before.get(name) != value
         ]
@@ -152,12 +166,23 @@ def entered(
             raise UserError(
                 f"--out {folder} holds another study: {', '.join(changed)}; give another folder"
             )
+        made_of = before.get("made_of")
+        if isinstance(made_of, dict):  # not one of an older samepath
+            refuse_others(opened.found, made_of, began="study")
     elif folder.is_dir() and not is_empty(folder):
         raise UserError(f"--out {folder} is not empty and holds no study; give another folder")
     make_folder(folder)
     lock = lock_folder(folder, f"the study in {folder} is being run")
     try:
+        settings["made_of"] = made_of_options(options)
         write_atomically(file, json.dumps(settings, indent=2) + "\n")
         yield
     finally:
         os.close(lock)
+
+
+def _said(name: str, before: Any, now: Any) -> str:
+    """How a setting has changed; of what is recognised by a hash, that it has."""
+    if _HASH.search(repr(before)) or _HASH.search(repr(now)):
+        return f"its {name.replace('_', ' ')} changed"
+    return f"{name} (was {brief(repr(before))}, now {now!r})"

@@ -70,6 +70,7 @@ def _race(
             command=request.command,
             source=opened.found.source,
             watcher=watcher,
+            other_hardware=request.other_hardware,
             alone_seconds=alone_seconds,
         )
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
-from samepath.engine.options import Asked
+from samepath.engine.options import Asked, made_of_options
 from samepath.engine.reports import Interrupted
 from samepath.engine.rundir import ENDED, RunFolder
 from samepath.engine.train import Request, train
@@ -89,6 +89,7 @@ def run_jobs(
     source: bytes | None,
     watcher: Watcher,
     alone_seconds: Callable[[Job], float] = lambda job: math.inf,
+    other_hardware: bool = False,
 ) -> None:
     """Train all jobs that are not finished. `source` is what the recipe's file held when the study
     began; `alone_seconds` is what a job takes with one worker."""
@@ -114,7 +115,11 @@ def run_jobs(
                         workers = max(1, len(free) // (len(waiting) + 1))
                         workers = min(workers, job.options.plan.num_grains)
                     slots, free = free[:workers], free[workers:]
-                    running.append(_start(context, job, study, slots, command, source))
+                    folder = _cleared(study / job.folder)
+                    request = request_for(
+                        job, folder, workers, tuple(command), source, other_hardware
+                    )
+                    running.append(_start(context, job, request, slots))
                 wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
                 if asked():
                     raise Interrupted(asked())
@@ -127,19 +132,14 @@ def run_jobs(
         watcher.close()
 
 
-def _start(
-    context: Any,
-    job: Job,
-    study: Path,
-    slots: list[int],
-    command: Sequence[str],
-    source: bytes | None,
-) -> _Running:
-    folder = study / job.folder
+def _cleared(folder: Path) -> Path:
     if folder.exists() and not (folder / "run.json").exists():
         shutil.rmtree(folder)  # killed before it had begun
+    return folder
+
+
+def _start(context: Any, job: Job, request: Request, slots: list[int]) -> _Running:
     words, theirs = context.Pipe(duplex=False)
-    request = request_for(job, folder, len(slots), tuple(command), source)
     process = context.Process(target=_work, args=(request, slots, theirs))
     process.start()
     theirs.close()
@@ -198,7 +198,12 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def request_for(
-    job: Job, folder: Path, workers: int, command: tuple[str, ...], source: bytes | None
+    job: Job,
+    folder: Path,
+    workers: int,
+    command: tuple[str, ...],
+    source: bytes | None,
+    other_hardware: bool = False,
 ) -> Request:
     """What `samepath train` would be asked for this run."""
     options = job.options
@@ -225,6 +230,8 @@ def request_for(
         resume=RunFolder(folder).holds_run,
         command=command,
         source=source,
+        made_of=made_of_options(options),
+        other_hardware=other_hardware,
     )
 
 

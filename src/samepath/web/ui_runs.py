@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from samepath.plan import count_steps
 from samepath.web.ui_metrics import Column, Metrics, number
 from samepath.web.ui_thin import thin
 
@@ -58,7 +59,9 @@ class Record:
         epochs, examples, batch = (_whole(self.config.get(name)) for name in names)
         if not batch or self.config.get("strategy", "strong") != "strong":
             return None
-        return min(epochs * -(-examples // batch), _whole(self.config.get("steps")) or 10**18)
+        drop_last = bool(self.config.get("drop_last", False))
+        per_epoch = count_steps(examples, batch, drop_last=drop_last)
+        return min(epochs * per_epoch, _whole(self.config.get("steps")) or 10**18)
 
 
 def typed(command: Any) -> str:
@@ -103,7 +106,8 @@ def run_page(record: Record, line: Mapping[str, Any], shown: str) -> dict[str, A
     versions = record.last_start.get("versions")
     resume = ["samepath", "train", recipe, "--out", shown, "--resume"]
     return {
-        "config": dict(record.config),
+        # without fingerprints, which say nothing to people
+        "config": {k: v for k, v in record.config.items() if not isinstance(v, dict)},
         "whole_digest": _text(record.result.get("digest")),
         "command": typed(record.last_start.get("command")),
         "resume": shlex.join(resume) if line["status"] in RESUMABLE else "",

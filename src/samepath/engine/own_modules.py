@@ -1,0 +1,102 @@
+"""The user's own modules that a recipe has imported: which they are, and whether they have changed.
+
+In: a recipe's name or path. Out: SHA-256 of each module's file, by its path relative to the
+recipe's folder, or by the module's name where it lies elsewhere. Not among them: the recipe's file
+(which is compared by itself), samepath, the standard library, installed packages and what they
+generate, and compiled code, which differs from one build to the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import samepath
+from samepath.builtin import BUILT_IN
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_LOADED_BY_US = ("__main__", "__mp_main__", "samepath_recipe_", "samepath_strategy_")
+
+
+def own_modules(recipe: str) -> dict[str, str]:
+    """Of all modules that are imported now. Call it when the recipe's functions have run once, so
+    that those they import are there."""
+    folder, found = _folder(recipe), {}
+    for name, module in list(sys.modules.items()):
+        file, package = _file_of(module), _file_of(sys.modules.get(name.partition(".")[0]))
+        if file is None or name.startswith(_LOADED_BY_US) or not _is_own(file):
+            continue
+        if package is not None and not _is_own(package):
+            continue
+        file = file.resolve()
+        if folder is not None and file == Path(recipe).resolve():
+            continue
+        if digest := _digest(file):
+            inside = folder is not None and file.is_relative_to(folder)
+            found[file.relative_to(folder).as_posix() if inside and folder else name] = digest
+    return dict(sorted(found.items()))
+
+
+def changed_modules(recipe: str, before: Mapping[str, str]) -> list[str]:
+    """Those whose files hold something else now. (One that is gone is missed by who imports it.)"""
+    folder, changed = _folder(recipe), []
+    for name, expected in before.items():
+        file = _find(name, folder)
+        now = None if file is None else _digest(file)
+        if now is not None and now != expected:
+            changed.append(name if "/" in name or name.endswith(".py") else str(file))
+    return changed
+
+
+def _folder(recipe: str) -> Path | None:
+    return None if recipe in BUILT_IN else Path(recipe).resolve().parent
+
+
+def _file_of(module: ModuleType | None) -> Path | None:
+    """The Python file that a module was read from."""
+    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+    if not isinstance(file, str) or not os.path.isabs(file) or not file.endswith(".py"):
+        return None
+    return Path(file)
+
+
+def _find(name: str, folder: Path | None) -> Path | None:
+    """The file of a module as `own_modules` names it, imported or not."""
+    if folder is not None and (folder / name).is_file():
+        return folder / name
+    if name in sys.modules:
+        return _file_of(sys.modules[name])
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+@cache
+def _not_own() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    places = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    assert samepath.__file__ is not None
+    places |= {os.path.dirname(samepath.__file__)}
+    return tuple({Path(place) for place in places} | {Path(place).resolve() for place in places})
+
+
+def _is_own(file: Path) -> bool:
+    if _INSTALLED & set(file.parts):
+        return False
+    return not any(file.is_relative_to(place) for place in _not_own())
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None  # in an archive, or generated: there is nothing to compare
