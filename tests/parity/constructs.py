@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from samepath.data import seed_everything
 from samepath.engine.session import Session
@@ -582,8 +582,8 @@ def other_data() -> Training:
     return training(data=(inputs + _worker(), labels))
 
 
-@refused("weights changed on some workers only, between steps (found within 16)", "is not that of worker 0",
-         only_workers=True)  # fmt: skip
+@refused("weights changed on some workers only, between steps (found within 16)",
+         "is not that of worker 0", only_workers=True)  # fmt: skip
 def drift() -> Training:
     model = dense()
 
@@ -991,6 +991,40 @@ def iterable_dataset() -> Training:
             yield from zip(*vectors(), strict=True)
 
     return training(data=Endless())
+
+
+class Shifted(TensorDataset):
+    """Items that are not the rows of its tensors."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return self.tensors[0][index] + 1, self.tensors[1][index]
+
+
+@same("a subclass of `TensorDataset`: its own `__getitem__` is used", plain=False)
+def tensor_dataset_subclass() -> Training:
+    return training(data=Shifted(*vectors()))
+
+
+@refused("a list of tensors that may be columns or examples", "torch.stack")
+def list_of_tensors() -> Training:
+    return training(data=list(vectors()[0]))
+
+
+@refused("a negative `clip_norm`, float16 autocast without scaling, unknown settings", "clip_norm")
+def negative_clip() -> Training:
+    return training(clip_norm=-1.0)
+
+
+@refused("`ReduceLROnPlateau` that goes by steps", "ReduceLROnPlateau")
+def plateau_by_step() -> Training:
+    model = dense()
+    optimizer = sgd(model)
+    return training(
+        model,
+        optimizer=lambda _: optimizer,
+        schedule=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        schedule_every="step",
+    )
 
 
 # ---- what samepath cannot see

@@ -40,7 +40,12 @@ TIMED_STEPS = 1000
 
 
 def make_trainer(
-    recipe: Recipe, options: Options, session: Session, *, follow_speed: bool = True
+    recipe: Recipe,
+    options: Options,
+    session: Session,
+    *,
+    follow_speed: bool = True,
+    compare_workers: bool = True,
 ) -> Trainer:
     """A trainer at step 0."""
     seed_everything(key("model", options.seed))
@@ -71,6 +76,7 @@ def make_trainer(
         loader_workers=options.loader_workers,
         drop_last=options.drop_last,
         follow_speed=follow_speed,
+        compare_workers=compare_workers,
     )
 
 
@@ -92,6 +98,7 @@ class Run:
         keeps: LastStep | None = None,
         elastic: bool = False,
         others_go_on: bool = False,
+        compare_workers: bool = True,
     ) -> None:
         self.recipe = recipe
         self.options = options
@@ -108,7 +115,7 @@ class Run:
         self._wants_events = events and self.writes is not None
         self._events: EventWriter | None = None
         self.course = Course(options)
-        self.trainer = make_trainer(recipe, options, session)
+        self.trainer = make_trainer(recipe, options, session, compare_workers=compare_workers)
         self.trainer.doubt = self.display.note
         self.trainer.keeps = keeps
         self.progress = Progress()

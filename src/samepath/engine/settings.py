@@ -63,6 +63,9 @@ class Settings:
     """Loader processes, for Datasets."""
     drop_last: bool = False
     """Leave out the last batch of each epoch where it is short."""
+    compare_workers: bool = True
+    """Workers compare their models before the first step, on the way and at the end (`verify`,
+    which looks for differences itself, goes on where they differ)."""
     follow_speed: bool = True
     """A slow worker gets fewer grains, which changes no bits (with `exact`; without it, shares stay
     even)."""

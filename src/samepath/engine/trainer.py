@@ -98,7 +98,8 @@ class Trainer:
         self._replicas = Replicas(collective, model)
         self._is_new = True
         """No step has been computed yet, in this process."""
-        refuse_other_start(self)
+        if settings.compare_workers:
+            refuse_other_start(self)
 
     # ---- data
 
@@ -173,7 +174,8 @@ class Trainer:
         """Compute one batch, and apply what has waited long enough: with a lag, an earlier batch
         (none at first); without, this one."""
         began = time.perf_counter()
-        if self._is_new and isinstance(share.grains, Feed):
+        compares = self.settings.compare_workers
+        if self._is_new and compares and isinstance(share.grains, Feed):
             compare_workers(self, share.batch, share.grains)
         computed = self._compute(share, stop=stop, attack=pace.adversarial)
         self._is_new = False
@@ -232,7 +234,8 @@ class Trainer:
     def compare_replicas(self, when: str) -> None:
         """Raise if workers' models are not the same now (all workers together)."""
         self.settle()
-        self._replicas.compare_now(when)
+        if self.settings.compare_workers:
+            self._replicas.compare_now(when)
 
     def settle(self) -> None:
         """Wait for all gradients that are under way (on every worker, before anything that all
@@ -278,7 +281,7 @@ class Trainer:
         busy = Stopwatch()
         data, scales, weight = weigh(self, share, division, mine, busy)
         is_due = batch.step % EVERY == 0 or self._is_new or not all(division.reduction.runs)
-        self._replicas.begin(check=is_due and not only_look)
+        self._replicas.begin(check=is_due and self.settings.compare_workers and not only_look)
         losses = []
         with busy:
             for number, examples in mine.items():
