@@ -16,8 +16,9 @@ import torch
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.course import Course
 from samepath.engine.elastic import MEETING, Machine, somebody_answers
+from samepath.engine.loop import Run
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, versions
-from samepath.engine.progress import Display
+from samepath.engine.progress import Display, RunResult
 from samepath.engine.rendezvous import Crew
 from samepath.engine.rundir import RunFolder, claim_next, next_free
 from samepath.engine.session import too_many_workers
@@ -61,6 +62,11 @@ class Request:
     source: bytes | None = field(default=None, repr=False)
     """Of the recipe's file as it was found: who begins later, in the same run, must not meet what
     somebody has changed in it meanwhile."""
+    instead: Callable[[FoundRecipe], FoundRecipe] | None = None
+    """Makes the recipe that is trained of the one that was found; must pickle."""
+    watch: Callable[[Run], Callable[[RunResult], None]] | None = None
+    """Told of the run on every worker, before its first step there; what it returns is told the
+    result. Must pickle."""
 
 
 def available_workers() -> int:

@@ -64,6 +64,7 @@ def _threads_of(request: Request) -> int:
 
 def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
     found = find_recipe(request.recipe, *files_of(request), request.source, threads=threads)
+    found = found if request.instead is None else request.instead(found)
     request = replace(request, source=found.source)
     place = read_place(os.environ)
     crew = isinstance(request.num_workers, Crew)

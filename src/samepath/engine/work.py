@@ -31,7 +31,10 @@ def work(
     request: Request, options: Options, path: Path, found: FoundRecipe | None = None
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
-    found, place = found or recipe_of(options, request.source), read_place(os.environ)
+    place = read_place(os.environ)
+    if found is None:
+        found = recipe_of(options, request.source)
+        found = found if request.instead is None else request.instead(found)
     if options.server and place.worker != 0:
         with stop_signals():  # the server says when to stop
             return work_for_server(found.recipe, options, request.timeout_seconds)
@@ -62,7 +65,10 @@ def work(
         )
         if request.resume or request.elastic:
             run.resume()
+        tell = None if request.watch is None else request.watch(run)
         result = run.go()
+        if tell is not None:
+            tell(result)
         if request.elastic and result.status != "interrupted":
             session.collective.agree(True)  # nobody leaves before worker 0 has written everything
             if keeps is not None and not place.store_prefix:
