@@ -34,6 +34,7 @@ from samepath.data.keep_match import refuse_other_data
 from samepath.data.sources import Data
 from samepath.errors import UserError
 from samepath.keys import key
+from samepath.threads import limited_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,16 +162,23 @@ class FoundRecipe:
 
 
 def find_recipe(
-    name: str, data: str | None = None, keep: str | None = None, source: bytes | None = None
+    name: str,
+    data: str | None = None,
+    keep: str | None = None,
+    source: bytes | None = None,
+    *,
+    threads: int = 1,
 ) -> FoundRecipe:
     """The recipe with a built-in name, or of a Python file, on its own data or the given. `source`
-    is what the file held when it was first found: it may have been edited since.
+    is what the file held when it was first found: it may have been edited since. `threads` is what
+    the recipe's own code computes with, as the workers' do.
 
     With a keep-list, its training examples (and facts about them) are those that are kept, numbered
     anew: as if the others had never been there.
     """
-    found = _find(name, data, source)
-    return found if keep is None else _only_kept(found, keep)
+    with limited_threads(threads):
+        found = _find(name, data, source)
+        return found if keep is None else _only_kept(found, keep)
 
 
 def _only_kept(found: FoundRecipe, keep: str) -> FoundRecipe:

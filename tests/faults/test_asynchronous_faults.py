@@ -140,7 +140,6 @@ def test_without_a_launcher_that_looks_after_them(tmp_path: Path) -> None:
             cwd=tmp_path,
             env={
                 **os.environ,
-                "OMP_NUM_THREADS": "1",
                 "RANK": str(rank),
                 "WORLD_SIZE": "3",
                 "LOCAL_WORLD_SIZE": "3",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -268,7 +267,6 @@ def torchrun(folder: Path, processes: int, *more: str) -> subprocess.CompletedPr
     return subprocess.run(
         [*command, "--strategy", "asynchronous", "--out", "run", *more],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -34,9 +33,8 @@ needs_srun = pytest.mark.skipif(not slurm_answers(), reason="there is no Slurm c
 def run(folder: Path, *command: str | Path) -> str:
     """What a command writes to standard output."""
     ended = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

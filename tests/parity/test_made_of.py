@@ -172,7 +172,7 @@ def test_a_worker_that_begins_later_refuses_too(go: Go, folder: Path, name: str)
         recipe_of(options, source)
     (folder / f"{name}_model.py").write_text(MODEL)
     (folder / "folds.txt").write_text("2 1")
-    with pytest.raises(UserError, match="the training data has changed since the run began"):
+    with pytest.raises(UserError, match="the training data of this worker is not the run's"):
         recipe_of(options, source)
 
 

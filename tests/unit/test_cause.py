@@ -73,3 +73,20 @@ def test_without_an_event_the_stage_is_blamed(changes: dict[str, object], where:
 
 def test_data_made_by_the_recipe_have_a_remedy_of_their_own() -> None:
     assert "manual_seed" in explain(evidence("loaded", data_in_memory=True)).remedy
+
+
+def test_a_run_that_was_continued_has_lost_something() -> None:
+    kept = explain(evidence(repeatable=True, resumed_at=2))
+    assert (kept.where, kept.module) == ("resume", "noise")
+    assert "read back as it was" in kept.found
+    assert "its output differs" in kept.found
+    not_read = explain(evidence(repeatable=True, resumed_at=3, event=None))
+    assert not_read.where == "resume"
+    assert "is not what was read back" in not_read.found
+    drawn = explain(evidence(repeatable=False, resumed_at=2))
+    assert drawn.where == "module", "another run would part too: it is no fault of the checkpoint"
+
+
+@pytest.mark.parametrize("name", ["digest", "message", "logged train_loss"])
+def test_what_only_the_end_shows_is_our_fault(name: str) -> None:
+    assert explain(evidence(parting=Parting(3, name), event=None)).where == "end"

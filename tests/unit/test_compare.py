@@ -111,10 +111,34 @@ def test_a_shorter_path_is_another_path() -> None:
 
 
 def test_an_evaluation_only_one_run_made_is_no_difference() -> None:
-    with_metric = Trace(steps=[{"loss": "1", "valid loss": "1"}])
-    assert first_parting(with_metric, Trace(steps=[{"loss": "1"}])) is None
+    """One that ends at a step evaluates there; a longer one need not."""
+    ended = Trace(steps=[{"loss": "1", "valid loss": "1"}])
+    longer = Trace(steps=[{"loss": "1"}, {"loss": "2"}])
+    assert first_parting(ended, longer, 0) is None
     other = Trace(steps=[{"loss": "1", "valid loss": "2"}])
-    assert first_parting(with_metric, other) == Parting(0, "valid loss")
+    assert first_parting(ended, other) == Parting(0, "valid loss")
+    assert first_parting(ended, Trace(steps=[{"loss": "1"}])) == Parting(0, "valid loss")
+    assert first_parting(longer, Trace(steps=[{"loss": "1", "valid loss": "1"}] * 2)) is not None
+
+
+def test_a_run_that_was_continued_is_compared_from_there() -> None:
+    whole = Trace(steps=[{"a": str(n), "loss": "1", "valid loss": "1"} for n in range(4)])
+    read_back = {"a": "2"}
+    later = {"a": "3", "loss": "1", "valid loss": "1"}
+    assert first_parting(whole, Trace(steps=[read_back, later], first_step=2)) is None
+    lost = Trace(steps=[{}, later], first_step=2)
+    assert first_parting(whole, lost) == Parting(2, "a")
+    moved = Trace(steps=[read_back, later | {"loss": "2"}], first_step=2)
+    assert first_parting(whole, moved) == Parting(3, "loss")
+    assert first_parting(whole, Trace(steps=[read_back], first_step=2)) == Parting(3, "status")
+    assert first_parting(whole, Trace(steps=[read_back], first_step=2), 2) is None
+
+
+def test_the_state_after_the_last_evaluation_counts() -> None:
+    one, other = Trace(steps=[{}, {}], end={"a": "1"}), Trace(steps=[{}, {}], end={"a": "2"})
+    assert first_parting(one, other) == Parting(1, "a")
+    assert first_parting(one, other, 0) is None
+    assert first_parting(one, Trace(steps=[{}, {}, {}], end={"a": "2"}), 1) is None
 
 
 def grains(**events: list[Event]) -> Grains:

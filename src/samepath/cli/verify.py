@@ -11,7 +11,7 @@ from samepath.cli.common import data_option, keep_option, shaping_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from samepath.engine.verify import Difference, Verdict
+    from samepath.engine.verify import Counted, Difference, Trained, Verdict
 
 
 @click.command()
@@ -30,9 +30,21 @@ if TYPE_CHECKING:
     default=20,
     show_default=True,
     metavar="S",
-    help="Steps to take at every count.",
+    help="Steps to take at every count. Long data are made shorter, so that an epoch ends in them.",
 )
 @shaping_options
+@click.option(
+    "--strategy",
+    metavar="NAME",
+    help="How batch, rate and synchronisation change with k workers (see docs/strategies.md).",
+)
+@click.option(
+    "--as-workers",
+    "virtual_workers",
+    type=int,
+    metavar="K",
+    help="k of the strategy; the largest N when not given.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def verify(
     recipe: str,
@@ -44,9 +56,12 @@ def verify(
 ) -> int:
     """Train RECIPE at several worker counts and compare every bit.
 
-    Compared after every step: weights, buffers, optimizer state, losses, metrics. When they do not
-    agree, the runs are repeated up to where they part, to find the first step, tensor and module
-    that differ and the likely cause. Exit code 0: the same path at every count; 1: not.
+    Every run is what samepath train does at that count (one worker: without a launcher), through an
+    epoch's end, its short last batch and its evaluation; one more run is saved, and continued at
+    other counts. Compared are final digests, the log, all metrics and, after every step, weights,
+    buffers, optimizer state and losses. When they do not agree, the runs are repeated up to where
+    they part, to find the first step, tensor and module that differ and the likely cause. Exit code
+    0: the same path in every run; 1: not.
 
     \b
     Examples:
@@ -95,24 +110,72 @@ def _show(verdict: Verdict) -> None:
     table.add_column("steps", justify="right")
     table.add_column("digest")
     table.add_column("path")
+    console.print(_trained(verdict.trained, verdict.runs[0]))
+    console.print()
     for place, run in enumerate(verdict.runs):
         path = "the same" if place else "reference"
         if run.parts_at is not None:
             path = f"differs from {f'step {run.parts_at}' if run.parts_at else 'the start'} on"
         if run.status != "finished":
             path += f" ({run.status})"
-        table.add_row(str(run.num_workers), str(run.steps), run.digest[:16], path)
+        workers = " then ".join(str(leg.num_workers) for leg in run.route)
+        table.add_row(workers, str(run.steps), run.digest[:16], path)
     console.print(table)
     console.print()
-    if verdict.difference is None:
-        counts = [str(run.num_workers) for run in verdict.runs]
+    if verdict.difference is not None:
+        _show_difference(verdict.difference, console)
+    elif verdict.equal:
+        counts = [str(run.num_workers) for run in verdict.runs if len(run.route) == 1]
+        continued = ", and when saved and continued" if verdict.trained.resumed_at else ""
         console.print(
-            f"The same path on {', '.join(counts[:-1])} and {counts[-1]} workers: weights, "
-            "buffers, optimizer state, losses and metrics agree to the last bit after every step."
+            f"The same path on {', '.join(counts[:-1])} and {counts[-1]} workers{continued}: "
+            "weights, buffers, optimizer state, losses and metrics agree to the last bit after "
+            "every step."
         )
         console.print(f"digest {verdict.runs[0].digest}", soft_wrap=True)
     else:
-        _show_difference(verdict.difference, console)
+        console.print(
+            "Not the same path: the runs ended differently though no difference was found in them. "
+            "Please report it with this recipe: it is our fault."
+        )
+
+
+def _trained(trained: Trained, first: Counted) -> str:
+    """What the runs were made of, in a sentence or two."""
+    per_epoch, steps = trained.steps_per_epoch, first.steps
+    of = f"{trained.num_examples:,} examples"
+    if trained.num_examples < trained.all_examples:
+        of = f"{trained.num_examples:,} of {trained.all_examples:,} examples"
+    epochs, more = divmod(steps, per_epoch)
+    parts = [_so_many(steps, "step") + ":"]
+    if steps < trained.steps:
+        parts = [f"{steps:,} of {_so_many(trained.steps, 'step')} ({first.status}):"]
+    if not epochs:
+        hint = " (to see one end, give more --steps)" if steps == trained.steps else ""
+        parts.append(f"a part of an epoch of {of}{hint}")
+    else:
+        which = "one epoch" if epochs == 1 else f"{epochs} epochs"
+        last = f"the last batch of {trained.last_batch}"
+        parts.append(f"{which} of {of} ({_so_many(per_epoch, 'step')}, {last})")
+    if trained.num_valid is not None:
+        of = f"{trained.num_valid:,}"
+        if trained.num_valid < (trained.all_valid or 0):
+            of = f"{trained.num_valid:,} of {trained.all_valid:,}"
+        parts[-1] += f", evaluation on {of} examples"
+    if epochs and more:
+        parts[-1] += f", {_so_many(more, 'step')} of the next"
+    text = " ".join(parts) + "."
+    if saved := [step for step in trained.resumed_at if step < steps]:
+        places = " and ".join(map(str, saved))
+        which = "step" if len(saved) == 1 else "steps"
+        text += f" One run is saved after {which} {places}, and continued in new processes."
+    if trained.loader_workers:
+        text += f" Loader processes per worker: {trained.loader_workers}."
+    return text
+
+
+def _so_many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _show_difference(difference: Difference, console: Console) -> None:
@@ -122,6 +185,9 @@ def _show_difference(difference: Difference, console: Console) -> None:
     where = f"step {difference.step}" if difference.step else "the start, before the first step"
     whose = f" (seen on worker {difference.worker})" if difference.worker else ""
     who = f"two runs on {one}" if one == other else f"{one} and {other}"
+    if difference.resumed_at is not None:
+        who = f"a run on {one} and one that was saved after step {difference.resumed_at} and "
+        who += f"continued on {other}"
     console.print(f"Not the same path: {who} part at {where}{whose}.")
     console.print()
     again = "yes: the same count gives the same bits again"
@@ -145,7 +211,17 @@ _NAMES = {
     "schedule": "the schedule's state",
     "loss": "the training loss",
     "grain losses": "the losses of single grains",
-    "status": "one run ends and the other goes on",
+    "gradient norm": "the gradient's norm",
+    "learning rate": "the learning rate",
+    "noise scale": "the gradient noise scale",
+    "epoch loss": "the training loss of the epoch",
+    "status": "one run ends and the other goes on, or ends for another reason",
+    "model": "which tensors the model has",
+    "buffers": "which buffers outside its state_dict() the model has",
+    "optimizer": "values of the optimizer's state that are no tensors",
+    "underway": "losses of batches that wait for their update",
+    "message": "what the runs say of their end",
+    "digest": "the final digest",
 }
 
 

@@ -114,7 +114,7 @@ def from_json(content: Mapping[str, Any]) -> Comparison:
 
 
 def _only_kept(options: Options, keep: Path) -> Options:
-    found = find_recipe(options.recipe, options.data, str(keep))
+    found = find_recipe(options.recipe, options.data, str(keep), threads=options.threads)
     kept = replace(
         options,
         keep=found.keep,

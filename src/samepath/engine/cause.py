@@ -23,6 +23,8 @@ class Evidence:
     """The same worker count, run again, gave the same bits."""
     reproduced: bool
     """The difference was there again when the runs were repeated to look into it."""
+    resumed_at: int | None = None
+    """The step after which one of the runs was continued from a checkpoint; None where none was."""
     same_batch_gradient: bool = True
     """The gradient summed over the batch agrees."""
     data_in_memory: bool = False
@@ -50,10 +52,24 @@ _OUTSIDE = "the process id, the time, or a generator without a fixed seed"
 _GLOBAL = "torch's, numpy's or Python's global generator"
 
 
+AT_END = ("message", "digest")
+"""Names of differences that no step shows."""
+
+
 def explain(evidence: Evidence) -> Cause:
     """The likely cause."""
     if not evidence.reproduced:
         return _not_reproduced(evidence)
+    name = evidence.parting.name
+    if name in AT_END or name.startswith("logged "):
+        return _only_at_end(evidence)
+    if evidence.resumed_at is not None and evidence.repeatable:
+        return _after_resuming(evidence, evidence.resumed_at)
+    return _stage(evidence)
+
+
+def _stage(evidence: Evidence) -> Cause:
+    """By the first thing that differs."""
     if evidence.parting.step == 0:
         return _before_training(evidence)
     if evidence.event is not None:
@@ -84,6 +100,39 @@ def _not_reproduced(evidence: Evidence) -> Cause:
     )
 
 
+def _only_at_end(evidence: Evidence) -> Cause:
+    return Cause(
+        where="end",
+        found="everything that is compared after each step agrees, and what the runs leave does "
+        "not",
+        likely="samepath does not look at everything it saves or logs: it is our fault",
+        remedy="please report it with this recipe",
+    )
+
+
+def _after_resuming(evidence: Evidence, resumed_at: int) -> Cause:
+    """Runs that were not interrupted agree; one that was saved and continued does not."""
+    if evidence.parting.step == resumed_at:
+        return Cause(
+            where="resume",
+            found=f"the state that was saved after step {resumed_at} is not what was read back",
+            likely="state_dict() and load_state_dict() of the optimizer, the schedule or a module "
+            "do not fit each other, or model() makes something that is not in the state",
+            remedy="let load_state_dict() restore all that state_dict() gave",
+        )
+    stage = _stage(evidence)
+    return Cause(
+        where="resume",
+        module=stage.module,
+        found=f"the state that was saved after step {resumed_at} is read back as it was, and then "
+        + stage.found,
+        likely="something is kept from step to step that a checkpoint does not hold: an attribute "
+        "of the optimizer, the schedule or a module, a global of the recipe's file",
+        remedy="keep it where state_dict() finds it: in a buffer (register_buffer), in the "
+        "optimizer's state or groups, in the schedule's attributes",
+    )
+
+
 def _before_training(evidence: Evidence) -> Cause:
     if evidence.parting.name in ("groups", "schedule"):
         return Cause(
@@ -104,7 +153,7 @@ def _before_training(evidence: Evidence) -> Cause:
 
 def _read_or_draw(evidence: Evidence) -> str:
     if evidence.repeatable:
-        return "reads the number of workers (WORLD_SIZE, RANK)"
+        return "reads the number of workers or how they were started (WORLD_SIZE, RANK)"
     return f"depends on {_OUTSIDE}"
 
 

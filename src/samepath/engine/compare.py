@@ -6,7 +6,7 @@ of a grain that differs; how many values differ and how far apart they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,21 +25,52 @@ class Parting(NamedTuple):
     step: int
     """Completed steps; 0 is before the first."""
     name: str
-    """A tensor of the state, groups, schedule, loss, grain losses, a metric or status."""
+    """A tensor of the state, groups, schedule, loss, grain losses, a metric, status; or what only
+    the run's end shows: a line of its log, its digest."""
+
+
+_OF_STEPS = ("loss", "grain losses", "gradient norm", "learning rate", "noise scale", "epoch loss")
+"""What a step says of itself: a process that continues after it does not know."""
 
 
 def first_parting(a: Trace, b: Trace, last_step: int | None = None) -> Parting | None:
-    """Where two traces part, up to a step."""
-    stop = None if last_step is None else last_step + 1
-    for step, (facts, others) in enumerate(zip(a.steps[:stop], b.steps[:stop], strict=False)):
-        for name in (*facts, *(n for n in others if n not in facts)):
-            # a run that ends at a step evaluates there, a longer one may not
-            unevaluated = name.startswith("valid ") and not (name in facts and name in others)
-            if facts.get(name) != others.get(name) and not unevaluated:
-                return Parting(step, name)
-    if len(a.steps[:stop]) != len(b.steps[:stop]):  # one of them diverged or reached its target
-        return Parting(min(len(a.steps), len(b.steps)), "status")
+    """Where two traces part, up to a step that both should have come to (the longer's last when not
+    given). They may begin at other steps: one of them continues a run."""
+    end = max(a.last_step, b.last_step) if last_step is None else last_step
+    first, last = max(a.first_step, b.first_step), min(a.last_step, b.last_step, end)
+    for step in range(first, last + 1):
+        facts, others = a.steps[step - a.first_step], b.steps[step - b.first_step]
+        parting = _first_name(facts, others, _unknown(a, b, step))
+        if parting is not None:
+            return Parting(step, parting)
+    if min(a.last_step, end) != min(b.last_step, end):  # one of them diverged, or met its target
+        return Parting(last + 1, "status")
+    if a.last_step == b.last_step == last:
+        parting = _first_name(a.end, b.end)
+        return None if parting is None else Parting(last, parting)
     return None
+
+
+def _first_name(
+    facts: Mapping[str, str], others: Mapping[str, str], unknown: Collection[str] = ()
+) -> str | None:
+    """The first that differs, in the order in which differences are reported."""
+    for name in (*facts, *(n for n in others if n not in facts)):
+        if name not in unknown and facts.get(name) != others.get(name):
+            return name
+    return None
+
+
+def _unknown(a: Trace, b: Trace, step: int) -> set[str]:
+    """What one of two traces cannot know of a step."""
+    facts, others = a.steps[step - a.first_step], b.steps[step - b.first_step]
+    metrics = {name for name in (*facts, *others) if name.startswith("valid ")}
+    if a.first_step != b.first_step and step in (a.first_step, b.first_step):
+        return {*_OF_STEPS, *metrics}
+    if a.last_step != b.last_step and step in (a.last_step, b.last_step):
+        # a run that ends at a step evaluates there, a longer one may not
+        return {name for name in metrics if name not in facts or name not in others}
+    return set()
 
 
 _RANKS = {"loaded": 0, "weight": 1}

@@ -49,7 +49,12 @@ def refuse_others_now(found: FoundRecipe, before: Mapping[str, Any]) -> None:
         data, known = getattr(found.recipe, name), before.get(f"{name}_content")
         if known and data is not None:
             now = held_content(data, found.recipe.collate)
-            changed += [] if same_content(known, now) else [f"the {word} data"]
+            if not same_content(known, now):
+                raise UserError(
+                    f"the {word} data of this worker is not the run's: recipe() draws it anew in "
+                    "every process (use torch.Generator().manual_seed(0)), or it has changed since "
+                    "the run began (put it back as it was)"
+                )
     if changed:
         raise UserError(f"{changed[0]} has changed since the run began; put it back as it was")
 

@@ -35,6 +35,7 @@ from samepath.engine.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.say import say
+from samepath.threads import threads_of_children
 
 SHUTDOWN_SECONDS = 30
 LONGEST_TMPDIR = 60
@@ -68,11 +69,11 @@ def run_agent(
     elastic: Elastic | None = None,
 ) -> None:
     """This machine's part of a run, from its first worker to its last."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # we report, in fewer words
     warnings.filterwarnings("ignore", module="torch.distributed.elastic")
     start_method = "spawn"
+    is_script = isinstance(entrypoint, str)
     if not isinstance(entrypoint, str):
         # Forked from a server that has imported torch once and started no thread
         start_method = "forkserver"
@@ -93,7 +94,8 @@ def run_agent(
         elastic=elastic,
     )
     try:
-        with _signals_heard():
+        # Sessions set the plan's threads themselves; a script's others are its own
+        with _signals_heard(), threads_of_children(1, unless_set=is_script):
             result = agent.run()
         failure = None
         if result.is_failed():

@@ -255,7 +255,7 @@ def _default(name: str) -> Any:
 def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
     """The recipe of a run, found again (in another process, say): its data, its keep-list. `source`
     is what the recipe's file held when the run began."""
-    found = find_recipe(options.recipe, options.data, options.keep, source)
+    found = find_recipe(options.recipe, options.data, options.keep, source, threads=options.threads)
     refuse_others_now(found, asdict(options))
     strategy = find_strategy(options.strategy)
     for file, before, now in (

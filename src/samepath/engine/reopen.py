@@ -75,7 +75,12 @@ def reopen(path: Path) -> ReopenedRun:
     folder = RunFolder(path)
     record = folder.read()
     config = record["config"]
-    found = find_recipe(config["recipe"], config.get("data"), config.get("keep"))
+    found = find_recipe(
+        config["recipe"],
+        config.get("data"),
+        config.get("keep"),
+        threads=config.get("threads", 1),
+    )
     for what, name, here in (
         ("recipe", "identity", found.identity),
         ("data", "data_identity", found.data_identity),

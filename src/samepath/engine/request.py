@@ -18,6 +18,7 @@ from samepath.engine.course import Course
 from samepath.engine.elastic import MEETING, Machine, somebody_answers
 from samepath.engine.fingerprints import refuse_others
 from samepath.engine.hardware import refuse_other_hardware
+from samepath.engine.loop import Run
 from samepath.engine.options import (
     Asked,
     Options,
@@ -25,7 +26,7 @@ from samepath.engine.options import (
     resolve,
     with_fingerprints,
 )
-from samepath.engine.progress import Display
+from samepath.engine.progress import Display, RunResult
 from samepath.engine.rendezvous import Crew
 from samepath.engine.rundir import RunFolder, claim_next, next_free
 from samepath.engine.session import too_many_workers
@@ -73,6 +74,11 @@ class Request:
     other_hardware: bool = False
     """Go on although the machine, or its torch, is another than the run's. In a request that has
     been prepared: they are."""
+    instead: Callable[[FoundRecipe], FoundRecipe] | None = None
+    """Makes the recipe that is trained of the one that was found; must pickle."""
+    watch: Callable[[Run], Callable[[RunResult], None]] | None = None
+    """Told of the run on every worker, before its first step there; what it returns is told the
+    result. Must pickle. It is to find what differs, so that the run goes on where workers do."""
 
 
 def available_workers() -> int:
@@ -172,7 +178,8 @@ def prepare(
     if request.made_of is not None:
         refuse_others(found, request.made_of, began="study")
     refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)
-    options = with_fingerprints(options, found)
+    if request.watch is None:
+        options = with_fingerprints(options, found)
     if writes:
         if request.out is None:
             folder = RunFolder(claim_next(request.recipe))

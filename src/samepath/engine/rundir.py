@@ -351,6 +351,9 @@ def _check_run(content: Mapping[str, Any]) -> None:
     """Raise unless run.json has the form of one of ours."""
     if not isinstance(content["config"]["recipe"], str):
         raise ValueError("its recipe is no text")
+    threads = content["config"].get("threads", 1)
+    if type(threads) is not int or threads < 1:
+        raise ValueError("its threads are no number above 0")
     if not isinstance(content.get("result"), (dict, type(None))):
         raise ValueError("its result is no object")
     for start in content.get("starts", []):

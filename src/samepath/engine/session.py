@@ -28,6 +28,7 @@ from samepath.engine.trainer import Trainer
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.orphans import die_with_parent
+from samepath.threads import set_threads
 
 Link = Literal["auto", "network"]
 
@@ -54,9 +55,7 @@ def choose_network(place: Place, device: torch.device) -> None:
 
 def set_determinism(threads: int) -> None:
     """Everything global that the bits depend on, apart from the generators."""
-    if threads < 1:
-        raise UserError(f"threads is {threads}; it must be at least 1")
-    torch.set_num_threads(threads)
+    set_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # Filling fresh memory costs time and hides no difference

@@ -1,16 +1,16 @@
 """What a training run looked like from inside, written down so that two runs can be compared.
 
-In: a Job (options, a folder, and perhaps one step to look into). Out: in the folder, for every
-worker, a Trace: fingerprints of everything the promise covers after every step; for the step to
-look into also of every grain's data, module inputs and outputs, loss and gradients, and one
-worker's state as a checkpoint. Guaranteed: looking changes no bits.
+In: a run, and perhaps one step to look into. Out: in a folder, for every worker, a Trace:
+fingerprints of everything the promise covers after every step; for the step to look into also of
+every grain's data, module inputs and outputs, loss and gradients, and one worker's state as a
+checkpoint. Guaranteed: looking changes no bits; states whose digests differ have a fingerprint that
+differs.
 """
 
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,28 +22,25 @@ from torch import Tensor, nn
 from samepath.engine import checkpoint
 from samepath.engine.bits import fingerprint
 from samepath.engine.loop import Run
-from samepath.engine.options import Options, recipe_of
-from samepath.engine.progress import Display, RunResult, Silent
-from samepath.engine.reports import Interrupted
-from samepath.engine.session import start
+from samepath.engine.progress import Display, RunResult
 from samepath.engine.settings import StepResult
-from samepath.engine.state import state_of
+from samepath.engine.state import State, state_of
 from samepath.engine.trainer import Trainer
-from samepath.engine.work import stop_signals
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run to be recorded; crosses a process border."""
+    """A run to be recorded: a Request's `watch`."""
 
-    options: Options
     folder: Path
     look_into: int | None = None
     """A step, counted from 1; 0 looks at the state before the first."""
     keep_worker: int = 0
-    """Whose state after that step is kept."""
-    display: Callable[[Options, int], Display] | None = None
-    """Makes what worker 0 shows."""
+    """Whose state after that step is kept, if the run ends there."""
+
+    def __call__(self, run: Run) -> Callable[[RunResult], None]:
+        """Begin to record on one worker."""
+        return Recorder(self, run).end
 
 
 class Event(NamedTuple):
@@ -68,8 +65,12 @@ class Trace:
     """What one worker saw."""
 
     steps: list[dict[str, str]] = field(default_factory=list)
-    """For every step (0: before the first) a fingerprint by name, in the order in which a
+    """For every step (the first: before any) a fingerprint by name, in the order in which a
     difference is reported: model, optimizer, settings, losses, metrics."""
+    first_step: int = 0
+    """Completed when this process began: above 0 where it continued a run."""
+    end: dict[str, str] = field(default_factory=dict)
+    """The state once more, after the run's last evaluation."""
     grains: Grains = field(default_factory=dict)
     """This worker's grains of the step that was looked into."""
     batch_gradient: dict[str, str] = field(default_factory=dict)
@@ -77,6 +78,10 @@ class Trace:
     kinds: dict[str, str] = field(default_factory=dict)
     """Class names by module name."""
     result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        return self.first_step + len(self.steps) - 1
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -86,23 +91,6 @@ class Trace:
         trace = Trace(**json.loads(path.read_text()))
         trace.grains = {g: [Event(*e) for e in events] for g, events in trace.grains.items()}
         return trace
-
-
-def record(job: Job) -> None:
-    """One worker's whole life."""
-    options = job.options
-    recipe = recipe_of(options).recipe
-    with start(seed=options.seed, threads=options.threads) as session, stop_signals() as asked:
-        display: Display = Silent()
-        if job.display is not None and session.is_first:
-            display = job.display(options, session.num_workers)
-        recorder = Recorder(job, session.worker, display)
-        run = Run(recipe, options, session, None, display=recorder, stop_asked=asked)
-        recorder.begin(run)
-        result = run.go()
-        recorder.end(result).write(trace_path(job.folder, session.worker))
-    if result.status == "interrupted":  # see `_launched` in train: it must not return
-        raise Interrupted(result.signal or signal.SIGINT)
 
 
 def trace_path(folder: Path, worker: int) -> Path:
@@ -117,46 +105,49 @@ def state_path(folder: Path) -> Path:
 class Recorder(Display):
     """Fingerprints after every step. Stands in for the display, which is told the losses."""
 
-    def __init__(self, job: Job, worker: int, display: Display) -> None:
+    def __init__(self, job: Job, run: Run) -> None:
         self._job = job
-        self._keeps = worker == job.keep_worker
-        self._display = display
-        self._trace = Trace()
-
-    def begin(self, run: Run) -> None:
-        model = run.trainer.model
-        self._trace.kinds = {name: type(m).__name__ for name, m in model.named_modules()}
-        if self._job.look_into is not None:
-            GrainWatch(run.trainer, self._job.look_into, self._trace.grains)
+        self._trainer = trainer = run.trainer
+        self._worker = run.session.worker
+        self._display = run.display
+        self._results: list[StepResult] = []
+        self._trace = Trace(first_step=trainer.step_number)
+        self._trace.kinds = {n: type(m).__name__ for n, m in trainer.model.named_modules()}
+        if job.look_into is not None:
+            GrainWatch(trainer, job.look_into, self._trace.grains)
+        run.display = self
         run.after_step = self._after_step
-        self._facts(run.trainer)
+        self._trace.steps.append(self._state())
+
+    def _state(self) -> dict[str, str]:
+        self._trainer.settle()  # on all workers between the same steps
+        return facts_of(state_of(self._trainer))
 
     def _after_step(self, trainer: Trainer) -> None:
-        facts = self._facts(trainer)
-        facts["loss"] = self._result.loss.hex()
-        facts["grain losses"] = fingerprint(self._result.grain_losses)
-        facts["noise scale"] = json.dumps(self._result.noise and asdict(self._result.noise))
+        facts = self._state()
+        # one update a step; with a lag none at first
+        facts["loss"] = _joined(result.loss.hex() for result in self._results)
+        facts["grain losses"] = fingerprint([result.grain_losses for result in self._results])
+        facts["gradient norm"] = _joined(result.gradient_norm.hex() for result in self._results)
+        facts["learning rate"] = _joined(result.learning_rate.hex() for result in self._results)
+        facts["noise scale"] = json.dumps([r.noise and asdict(r.noise) for r in self._results])
+        self._results = []
+        self._trace.steps.append(facts)
         if trainer.step_number == self._job.look_into:
             self._trace.batch_gradient = {
                 name: fingerprint(parameter.grad)
                 for name, parameter in trainer.model.named_parameters()
             }
 
-    def _facts(self, trainer: Trainer) -> dict[str, str]:
-        """Take down the state."""
-        state = state_of(trainer)
-        facts = {name: fingerprint(tensor) for name, tensor in state.tensors.items()}
-        for name in ("groups", "schedule"):
-            facts[name] = json.dumps(state.structure[name])
-        self._trace.steps.append(facts)
-        if self._keeps and trainer.step_number == self._job.look_into:
-            checkpoint.save(state_path(self._job.folder), state, {})
-        return facts
-
-    def end(self, result: RunResult) -> Trace:
+    def end(self, result: RunResult) -> None:
+        """Leave the trace in the folder."""
+        job, trace = self._job, self._trace
         self._metrics(result.metrics)
-        self._trace.result = asdict(result)
-        return self._trace
+        trace.end = self._state()
+        trace.result = asdict(result)
+        if self._worker == job.keep_worker and self._trainer.step_number == job.look_into:
+            checkpoint.save(state_path(job.folder), state_of(self._trainer), {})
+        trace.write(trace_path(job.folder, self._worker))
 
     def _metrics(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -165,10 +156,13 @@ class Recorder(Display):
     # ---- what the loop tells a display
 
     def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        self._result = result
+        self._results.append(result)
         self._display.step(result, steps, epochs)
 
     def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
+        self._trace.steps[-1].update(self._state())  # a schedule has moved on
+        if train_loss is not None:
+            self._trace.steps[-1]["epoch loss"] = train_loss.hex()
         self._metrics(metrics)
         self._display.epoch(epoch, train_loss, metrics)
 
@@ -177,6 +171,17 @@ class Recorder(Display):
 
     def close(self) -> None:
         self._display.close()
+
+
+def facts_of(state: State) -> dict[str, str]:
+    """A fingerprint by name of everything that the digest covers."""
+    facts = {name: fingerprint(tensor) for name, tensor in state.tensors.items()}
+    values = {name: value for name, value in state.structure.items() if name != "step"}
+    return facts | {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+
+
+def _joined(values: Iterable[str]) -> str:
+    return " ".join(values)
 
 
 class GrainWatch:

@@ -34,6 +34,7 @@ from samepath.errors import UserError, WorkerFailed
 from samepath.patience import Patience
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.say import say
+from samepath.threads import limited_threads
 
 __all__ = ["Request", "join", "train"]
 
@@ -49,7 +50,22 @@ class NotUnderWay(UserError):
 
 def train(request: Request) -> tuple[RunResult, Path]:
     """Run a request; the result and the run's folder."""
-    found = find_recipe(request.recipe, *files_of(request), request.source)
+    threads = _threads_of(request)
+    with limited_threads(threads):  # what the recipe computes here, and a worker that is here too
+        return _train(request, threads)
+
+
+def _threads_of(request: Request) -> int:
+    """Per worker: as many as were named, or, on resume, as the run had."""
+    before: dict[str, Any] = {}
+    if request.resume and request.out is not None:
+        before = RunFolder(request.out).read()["config"]
+    return request.asked.threads or before.get("threads", 1)
+
+
+def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
+    found = find_recipe(request.recipe, *files_of(request), request.source, threads=threads)
+    found = found if request.instead is None else request.instead(found)
     request = replace(request, source=found.source)
     place = read_place(os.environ)
     crew = isinstance(request.num_workers, Crew)
@@ -145,7 +161,12 @@ def join(
         folder.unlock()
         raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
     moved = refuse_other_hardware(start_["versions"], allowed=other_hardware)
-    found = find_recipe(config["recipe"], config.get("data"), config.get("keep"))
+    found = find_recipe(
+        config["recipe"],
+        config.get("data"),
+        config.get("keep"),
+        threads=config.get("threads", 1),
+    )
     least, most = start_["crew"]
     request = Request(
         recipe=config["recipe"],

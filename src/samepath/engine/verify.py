@@ -1,37 +1,36 @@
 """Is it the same path at every worker count, and if not, where does it part and why?
 
-In: a recipe and worker counts. Out: a Verdict: a digest per count and, when they do not agree, the
-first difference. Every run is in processes of its own, at one worker too, so that nothing a run
-leaves behind reaches the next. Guaranteed: bad input raises before anything is trained; nothing is
-left on disk.
+In: a recipe and worker counts. Out: a Verdict: a digest per run and, when they do not agree, the
+first difference. Every run is what `samepath train` does at that count, through an epoch's end, its
+evaluation and its short last batch; one more is saved and continued at other counts. Guaranteed:
+bad input raises before anything is trained; runs whose digests, metrics or ends differ are never
+called equal; nothing is left on disk.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from samepath.data.sources import TensorSource
 from samepath.engine import checkpoint
-from samepath.engine.cause import Cause, Evidence, explain
-from samepath.engine.compare import (
-    Parting,
-    Values,
-    compare_tensors,
-    first_event,
-    first_parting,
-)
+from samepath.engine.cause import AT_END, Cause, Evidence, explain
+from samepath.engine.compare import Values, compare_tensors, first_event, first_parting
+from samepath.engine.course import Course
 from samepath.engine.environment import read_place
-from samepath.engine.launch import launch
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, training_source
 from samepath.engine.progress import Display
-from samepath.engine.trace import Grains, Job, Trace, record, state_path, trace_path
+from samepath.engine.request import Request
+from samepath.engine.routes import Found, Leg, Recorded, Route, Runner, first_difference
+from samepath.engine.shorten import num_valid, shorten
+from samepath.engine.trace import Grains, Trace, state_path
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
+from samepath.threads import limited_threads
 
 COUNTS = (1, 2, 3, 5)
 """Tried when none are given: alone, even, uneven."""
@@ -59,17 +58,50 @@ class VerifyRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The run at one worker count."""
+    """One run that was compared."""
 
     num_workers: int
+    """That ended it."""
+    route: list[Leg]
+    """More than one leg where the run was saved, and continued in new processes."""
     status: str
     steps: int
     digest: str
+    worker_digests: list[str]
+    """Of every worker that ended it."""
     train_loss: float | None
     valid_loss: float | None
+    metrics: dict[str, float]
+    """Of its last evaluation."""
     seconds: float
     parts_at: int | None
     """The first step at which it is not the first run's path; None when it is the same."""
+
+    @property
+    def outcome(self) -> str:
+        """Equal texts, equal bits."""
+        digests = sorted({self.digest, *self.worker_digests})
+        values = [self.train_loss, self.valid_loss, self.metrics]
+        return json.dumps([self.status, self.steps, digests, values], sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What the runs were made of."""
+
+    steps: int
+    """Asked for; runs may end before, at a target."""
+    steps_per_epoch: int
+    num_examples: int
+    all_examples: int
+    """Before they were made fewer, to reach an epoch's end."""
+    last_batch: int
+    """Examples of an epoch's last batch."""
+    num_valid: int | None
+    all_valid: int | None
+    resumed_at: list[int]
+    """Steps at which one of the runs was saved and continued."""
+    loader_workers: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +109,9 @@ class Difference:
     """Where and why two runs part."""
 
     num_workers: tuple[int, int]
+    resumed_at: int | None
+    """The step after which the second run was continued from a checkpoint; None where it parts
+    without."""
     worker: int
     """Of the second run: whose state it is."""
     step: int
@@ -100,37 +135,88 @@ class Verdict:
     """What came out."""
 
     options: Options
+    trained: Trained
     runs: list[Counted]
     difference: Difference | None
 
     @property
     def equal(self) -> bool:
-        return self.difference is None
+        """No difference was found, and how the runs ended shows none either."""
+        return (
+            self.difference is None
+            and all(run.parts_at is None for run in self.runs)
+            and all(len({run.digest, *run.worker_digests}) == 1 for run in self.runs)
+            and len({run.outcome for run in self.runs}) == 1
+        )
 
 
 def verify(request: VerifyRequest) -> Verdict:
     """Train at every count and compare everything the promise covers."""
-    found, options, counts = _prepare(request)
+    threads = request.asked.threads or 1
+    with limited_threads(threads):
+        found, options, counts = _prepare(request, threads)
+    plan, valid, steps = Course(options).plan(0, ()), num_valid(found.recipe), options.steps or 1
+    shortened = shorten(plan, valid, steps, max(counts))
+    per_epoch = -(-shortened.num_train // plan.batch_size)
+    routes: list[Route] = [[Leg(count, steps)] for count in counts]
+    stops = stops_of(steps, per_epoch)
+    if stops:
+        routes.append(_resumed(counts, [*stops, steps]))
+    to_train = Request(
+        recipe=request.recipe,
+        data=request.data,
+        keep=request.keep,
+        asked=request.asked
+        if request.asked.strategy is None
+        else replace(request.asked, virtual_workers=options.virtual_workers),
+        display=request.display,
+        source=found.source,
+        instead=shortened,
+    )
     with tempfile.TemporaryDirectory(prefix="samepath-verify-") as folder:
-        run = _Runner(request, options, Path(folder))
-        traces = [run.at(count) for count in counts]
-        reference = traces[0][0]
-        partings = [_first_worker(reference, workers) for workers in traces]
-        runs = [
-            _counted(workers[0], parting) for workers, parting in zip(traces, partings, strict=True)
-        ]
+        runner = Runner(to_train, Path(folder), request.tell)
+        runs = [runner.run(route) for route in routes]
+        partings = [first_difference(runs[0], run) for run in runs]
         parted = [(p.parting.step, place) for place, p in enumerate(partings) if p is not None]
         difference = None
         if parted:
             _, place = min(parted)
             first = partings[place]
             assert first is not None
-            look = _Look(run, found, counts[0], counts[place])
-            difference = look.into(first, reference, traces[place][first.worker])
-    return Verdict(options=options, runs=runs, difference=difference)
+            difference = _Look(runner, found, runs[0], runs[place]).into(first)
+    return Verdict(
+        options=options,
+        trained=Trained(
+            steps=steps,
+            steps_per_epoch=per_epoch,
+            num_examples=shortened.num_train,
+            all_examples=plan.num_examples,
+            last_batch=(plan.num_examples - 1) % plan.batch_size + 1,
+            num_valid=shortened.num_valid,
+            all_valid=valid,
+            resumed_at=stops,
+            loader_workers=options.loader_workers,
+        ),
+        runs=[_counted(run, parting) for run, parting in zip(runs, partings, strict=True)],
+        difference=difference,
+    )
 
 
-def _prepare(request: VerifyRequest) -> tuple[FoundRecipe, Options, list[int]]:
+def stops_of(steps: int, per_epoch: int) -> list[int]:
+    """Where a run is saved and continued: within the first epoch, and after its end if there are
+    steps left."""
+    first = max(1, min(per_epoch, steps) // 2)
+    second = min(per_epoch + 1, steps - 1)
+    return [stop for stop in (first, second if second > first else steps) if stop < steps]
+
+
+def _resumed(counts: Sequence[int], stops: Sequence[int]) -> Route:
+    """A run that begins at another count than the reference and goes on at others."""
+    order = [counts[1], counts[0], *counts[2:]]
+    return [Leg(order[number % len(order)], stop) for number, stop in enumerate(stops)]
+
+
+def _prepare(request: VerifyRequest, threads: int) -> tuple[FoundRecipe, Options, list[int]]:
     """Check everything that can be checked."""
     if read_place(os.environ).launcher != "alone":
         raise UserError(
@@ -138,104 +224,59 @@ def _prepare(request: VerifyRequest) -> tuple[FoundRecipe, Options, list[int]]:
         )
     if (request.asked.steps or 0) < 1:
         raise UserError(f"--steps {request.asked.steps}: at least one step is needed to compare")
-    found = find_recipe(request.recipe, request.data, request.keep)
+    found = find_recipe(request.recipe, request.data, request.keep, threads=threads)
     options = resolve(found, request.asked)
-    most = options.plan.num_grains
-    counts = list(request.counts or (count for count in COUNTS if count <= most))
+    counts = list(request.counts or ())
+    if request.asked.strategy is not None and request.asked.virtual_workers is None:
+        options = replace(options, virtual_workers=max(counts, default=max(COUNTS)))
+    plan = Course(options).plan(0, ())
+    counts = counts or [count for count in COUNTS if count <= plan.num_grains]
     if len(counts) < 2 and request.counts:
         instead = "1,2" if counts == [1] else f"1,{counts[0]}"
         raise UserError(f"-n {counts[0]}: one run has nothing to agree with; try -n {instead}")
     if len(counts) < 2:
         raise UserError(
-            f"a batch of {options.batch_size} is a single grain, so only one worker can train it; "
-            f"add --grain {max(1, options.batch_size // 2)}"
+            f"a batch of {plan.batch_size} is a single grain, so only one worker can train it; "
+            f"add --grain {max(1, plan.batch_size // 2)}"
         )
     for count in counts:
-        refuse_recipe(found.recipe, options, count)
+        refuse_recipe(found.recipe, options, count, plan)
     return found, options, counts
 
 
-class _Runner:
-    """Starts recorded runs and reads what they leave."""
-
-    def __init__(self, request: VerifyRequest, options: Options, folder: Path) -> None:
-        self._request = request
-        self.options = options
-        self._folder = folder
-        self._number = 0
-
-    def at(self, count: int, look_into: int | None = None, keep_worker: int = 0) -> list[Trace]:
-        """What every worker saw; with `look_into`, of a run that ends at that step."""
-        options = self.options
-        if look_into is not None:
-            options = replace(options, steps=look_into)
-        self._number += 1
-        folder = self.folder
-        folder.mkdir()
-        verb = "training" if look_into is None else f"looking into step {look_into} of"
-        self._request.tell(
-            f"{verb} {options.recipe} on {count} {'worker' if count == 1 else 'workers'}"
-        )
-        job = Job(
-            options=options,
-            folder=folder,
-            look_into=look_into,
-            keep_worker=keep_worker,
-            display=self._request.display,
-        )
-        launch(record, (job,), count)
-        return [Trace.read(trace_path(folder, worker)) for worker in range(count)]
-
-    @property
-    def folder(self) -> Path:
-        """Of the newest run."""
-        return self._folder / f"run-{self._number}"
-
-
-class _WorkerParting(NamedTuple):
-    worker: int
-    parting: Parting
-
-
-def _first_worker(
-    reference: Trace, workers: Sequence[Trace], last_step: int | None = None
-) -> _WorkerParting | None:
-    """Which worker leaves the reference first. All workers of a run hold the whole state."""
-    found = [
-        _WorkerParting(worker, parting)
-        for worker, trace in enumerate(workers)
-        if (parting := first_parting(reference, trace, last_step)) is not None
-    ]
-    return min(found, key=lambda f: (f.parting.step, f.worker), default=None)
-
-
-def _counted(trace: Trace, parting: _WorkerParting | None) -> Counted:
-    names = ("num_workers", "status", "steps", "digest", "train_loss", "valid_loss", "seconds")
+def _counted(run: Recorded, found: Found | None) -> Counted:
+    result = run.last[0].result
+    names = ("num_workers", "status", "steps", "digest", "train_loss", "valid_loss", "metrics")
     return Counted(
-        **{name: trace.result[name] for name in names},
-        parts_at=None if parting is None else parting.parting.step,
+        **{name: result[name] for name in names},
+        route=list(run.route),
+        worker_digests=[trace.result["digest"] for trace in run.last],
+        seconds=sum(leg[0].result["seconds"] for leg in run.legs),
+        parts_at=None if found is None else found.parting.step,
     )
 
 
 class _Look:
     """Repeats two runs up to the step at which they part, and looks inside."""
 
-    def __init__(self, run: _Runner, found: FoundRecipe, count: int, other: int) -> None:
-        self._run = run
+    def __init__(self, runner: Runner, found: FoundRecipe, one: Recorded, other: Recorded) -> None:
+        self._runner = runner
         self._found = found
-        self._counts = (count, other)
+        self._runs = (one, other)
 
-    def into(self, first: _WorkerParting, before: Trace, other_before: Trace) -> Difference:
-        """The whole difference, given what the first runs of both counts saw."""
-        worker, parting = first
+    def into(self, first: Found) -> Difference:
+        """The whole difference, given where the runs part."""
+        leg, worker, parting = first
         reproduced = False
         repeatable, event, values, same_gradient = True, None, None, True
-        for _ in range(ATTEMPTS):
+        before, other_before = self._runs[0].first, self._runs[1].legs[leg][worker]
+        attempts = 0 if parting.name in AT_END or parting.name.startswith("logged ") else ATTEMPTS
+        for _ in range(attempts):
             step = parting.step
-            traces = self._run.at(self._counts[0], step)
-            folder = self._run.folder
-            others = self._run.at(self._counts[1], step, worker)
-            ours, theirs = traces[0], others[worker]
+            one = self._runner.run([Leg(self._runs[0].route[0].num_workers, step)], step)
+            route = [*self._runs[1].route[:leg], replace(self._runs[1].route[leg], stop=step)]
+            other = self._runner.run(route, step, worker)
+            ours, theirs = one.first, other.last[worker]
             for trace, earlier in ((ours, before), (theirs, other_before)):
                 repeatable &= first_parting(earlier, trace, step) is None
             again = first_parting(ours, theirs, step)
@@ -244,29 +285,32 @@ class _Look:
             reproduced = again is not None and again.step == step
             if reproduced:
                 validation = parting.name.startswith("valid ")
-                event = first_event(_grains(traces), _grains(others), validation=validation)
-                values = _values(folder, self._run.folder, parting.name)
+                event = first_event(_grains(one.last), _grains(other.last), validation=validation)
+                values = _values(one.folders[-1], other.folders[-1], parting.name)
                 same_gradient = ours.batch_gradient == theirs.batch_gradient
                 break
         return self._difference(
-            worker,
+            first,
             values,
             Evidence(
                 parting=parting if reproduced else first.parting,
                 event=event,
                 repeatable=repeatable,
-                reproduced=reproduced,
+                reproduced=reproduced or not attempts,
+                resumed_at=self._runs[1].legs[leg][worker].first_step if leg else None,
                 same_batch_gradient=same_gradient,
                 data_in_memory=isinstance(training_source(self._found.recipe), TensorSource),
                 kinds=before.kinds,
             ),
         )
 
-    def _difference(self, worker: int, values: Values | None, evidence: Evidence) -> Difference:
+    def _difference(self, found: Found, values: Values | None, evidence: Evidence) -> Difference:
         cause = explain(evidence)
+        one, other = self._runs
         return Difference(
-            num_workers=self._counts,
-            worker=worker,
+            num_workers=(len(one.last), len(other.legs[found.leg])),
+            resumed_at=evidence.resumed_at,
+            worker=found.worker,
             step=evidence.parting.step,
             name=evidence.parting.name,
             values=values,

@@ -31,7 +31,10 @@ def work(
     request: Request, options: Options, path: Path, found: FoundRecipe | None = None
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
-    found, place = found or recipe_of(options, request.source), read_place(os.environ)
+    place = read_place(os.environ)
+    if found is None:
+        found = recipe_of(options, request.source)
+        found = found if request.instead is None else request.instead(found)
     if options.server and place.worker != 0:
         with stop_signals():  # the server says when to stop
             return work_for_server(found.recipe, options, request.timeout_seconds)
@@ -62,11 +65,15 @@ def work(
             keeps=keeps,
             elastic=request.elastic,
             others_go_on=request.elastic and place.num_here < place.num_workers,
+            compare_workers=request.watch is None,
         )
         run.trainer.other_hardware = others
         if request.resume or request.elastic:
             run.resume()
+        tell = None if request.watch is None else request.watch(run)
         result = run.go()
+        if tell is not None:
+            tell(result)
         if request.elastic and result.status != "interrupted":
             session.collective.agree(True)  # nobody leaves before worker 0 has written everything
             if keeps is not None and not place.store_prefix:

@@ -159,7 +159,9 @@ def refuse(request: AdviseRequest) -> None:
 
 def _look_into(request: AdviseRequest) -> tuple[Options, float]:
     """The recipe's options, without an end before its epochs', and its learning rate."""
-    found = find_recipe(request.recipe, request.data, request.keep)
+    found = find_recipe(
+        request.recipe, request.data, request.keep, threads=request.asked.threads or 1
+    )
     options = resolve(found, replace(request.asked, steps=None))
     refuse_recipe(found.recipe, options, 1)
     model = found.recipe.model()

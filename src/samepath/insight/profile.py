@@ -83,7 +83,9 @@ def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | N
             " would be wrong; set CUDA_VISIBLE_DEVICES= (to nothing) to profile without GPUs"
         )
     place = read_place(os.environ)
-    found = find_recipe(request.recipe, request.data, request.keep)
+    found = find_recipe(
+        request.recipe, request.data, request.keep, threads=request.asked.threads or 1
+    )
     options = resolve(found, request.asked)
     workers = _num_workers(request, options, engines)
     refuse_recipe(

@@ -179,7 +179,9 @@ def find_measured(request: SimulationRequest, tell: Callable[[str], None]) -> Me
     """From a folder, or measured now."""
     if Path(request.source).is_dir():
         return read_measured(Path(request.source))
-    found = find_recipe(request.source, request.data, request.keep)
+    found = find_recipe(
+        request.source, request.data, request.keep, threads=request.asked.threads or 1
+    )
     if request.profile is None:
         options: Options = resolve(found, request.asked)
         return measure_step(options, seconds=request.seconds, tell=tell)

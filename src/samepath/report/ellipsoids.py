@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from samepath.threads import limited_threads
 
 Floats = npt.NDArray[np.floating]
 
@@ -47,19 +47,8 @@ def camera() -> Floats:
     )
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """These arrays are small: threads would cost more than they bring, much more where cores are
-    busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@_one_thread()
+# These arrays are small: threads would cost more than they bring, much more where cores are busy
+@limited_threads(1)
 def picture_surface(
     volume: Floats,
     *,

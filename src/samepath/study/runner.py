@@ -33,6 +33,7 @@ from samepath.engine.work import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.study.grid import Job
+from samepath.threads import threads_of_children
 
 LOOK_SECONDS = 0.5
 SHARING_SECONDS = 20.0
@@ -99,11 +100,10 @@ def run_jobs(
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["samepath.engine.train", "torch._inductor.config"])
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # sessions set the plan's threads themselves
     running: list[_Running] = []
     watcher.begin(waiting, len(jobs) - len(waiting))
     try:
-        with stop_signals() as asked:
+        with threads_of_children(1), stop_signals() as asked:  # runs set the plan's themselves
             while waiting or running:
                 busy = {slot for each in running for slot in each.slots}
                 free = [slot for slot in range(cores) if slot not in busy]
