@@ -26,6 +26,7 @@ from samepath.engine.progress import Display, RunResult
 from samepath.engine.rendezvous import Crew
 from samepath.engine.reports import Interrupted
 from samepath.engine.request import Request, available_workers, files_of, given_workers, prepare
+from samepath.engine.run_code import recipe_of_run, strategy_of_run
 from samepath.engine.rundir import ENDED, RunFolder
 from samepath.engine.tensorboard import FOLDER
 from samepath.engine.work import launched, work
@@ -133,7 +134,7 @@ def join(
     """Bring this machine's workers to a run that is under way."""
     folder = RunFolder(path)
     content = folder.read()
-    config, start_ = content["config"], content["starts"][-1]
+    start_ = content["starts"][-1]
     if not start_.get("crew"):
         raise UserError(
             f"the run in {path} has a fixed number of workers; one that takes in others is started "
@@ -142,10 +143,11 @@ def join(
     if content["status"] != "running" and folder.try_lock():  # else they only regroup
         folder.unlock()
         raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
-    found = find_recipe(config["recipe"], config.get("data"), config.get("keep"))
+    found = recipe_of_run(content, path)
+    config = content["config"] | {"strategy": strategy_of_run(content, path)}
     least, most = start_["crew"]
     request = Request(
-        recipe=config["recipe"],
+        recipe=found.name,
         num_workers=Crew(least=least, most=most),
         out=path,
         resume=True,
