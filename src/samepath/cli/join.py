@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from samepath.cli.common import machine_of, machine_options, print_json, stdout_kept_for_json
+from samepath.terminal import may_be_closed
 
 
 @click.command()
@@ -32,8 +33,9 @@ def join(run: Path, here: int | None, interface: str | None, as_json: bool) -> i
 
     with stdout_kept_for_json(as_json):
         result, folder = join_run(run, machine_of(here, interface), display=LiveDisplay)
-    if as_json:
-        print_json({**asdict(result), "run": str(folder)})
-    else:
-        summarize("RECIPE", folder, asdict(result))
+    with may_be_closed():
+        if as_json:
+            print_json({**asdict(result), "run": str(folder)})
+        else:
+            summarize("RECIPE", folder, asdict(result))
     return exit_code(asdict(result))

@@ -29,16 +29,16 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samepath.engine import pulse
-from samepath.engine.agent import CAUSE_SECONDS, Agent, Elastic
+from samepath.engine.agent import CAUSE_SECONDS, SIGNALS, Agent, Elastic
 from samepath.engine.rendezvous import FINISHED, Crew, Meeting
 from samepath.engine.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.say import say
+from samepath.terminal import let_go_of_closed, to_be_heard
 
 SHUTDOWN_SECONDS = 30
 LONGEST_TMPDIR = 60
-_AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _TALKATIVE = (
     "torch.distributed",
     "torch.distributed.elastic.agent.server.api",  # has a level of its own
@@ -129,17 +129,24 @@ def _make_room_for_sockets() -> None:
 
 @contextmanager
 def _signals_heard() -> Iterator[None]:
-    """torch's agent answers signals once workers have started, and would go on to when it has
-    ended; ours does while it runs."""
-    before = {number: signal.getsignal(number) for number in _AGENTS_SIGNALS}
+    """Signals stop what is done here (workers are told, and have time to save); those that come
+    later are answered as before."""
+    before = {number: signal.getsignal(number) for number in to_be_heard(SIGNALS)}
     in_main_thread = threading.current_thread() is threading.main_thread()  # only there any are
+    hung_up = False
 
     def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal hung_up
+        if number == signal.SIGHUP:
+            let_go_of_closed()
+            if hung_up:  # a shell and the kernel both tell; workers are saving by now
+                return
+            hung_up = True
         raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
 
     try:
         if in_main_thread:
-            for number in _AGENTS_SIGNALS:
+            for number in before:
                 signal.signal(number, hear)
         yield
     finally:
