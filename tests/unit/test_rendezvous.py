@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from samepath import patience
 from samepath.cli import main
-from samepath.engine import elastic, last_step, rendezvous, sealed_store
+from samepath.engine import elastic, last_step, leftovers, rendezvous, sealed_store
 from samepath.engine.agent import Elastic
 from samepath.engine.collective import machine_name
 from samepath.engine.environment import LOOPBACK
@@ -501,7 +501,7 @@ def test_what_is_wanted_of_what_was_kept(tmp_path: Path, monkeypatch: pytest.Mon
             "result": None,
         }
         monkeypatch.setattr(RunFolder, "read", lambda self: content)
-        return elastic._is_wanted(name, folder.path)
+        return leftovers.is_wanted(name, folder.path)
 
     assert not written("running"), "no such folder"
     folder.path.mkdir()
@@ -514,9 +514,9 @@ def test_what_is_wanted_of_what_was_kept(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(116, "Stale file handle")
 
     monkeypatch.setattr(RunFolder, "read", stale)
-    assert elastic._is_wanted(name, folder.path), "who knows"
+    assert leftovers.is_wanted(name, folder.path), "who knows"
     monkeypatch.setattr(Path, "is_file", stale)
-    assert elastic._is_wanted(name, folder.path), "who knows"
+    assert leftovers.is_wanted(name, folder.path), "who knows"
 
 
 def test_a_leader_that_was_frozen_opens_the_run_again(

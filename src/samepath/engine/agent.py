@@ -29,6 +29,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
 from samepath.engine import pulse
+from samepath.engine.leftovers import marked_semaphores
 from samepath.engine.rendezvous import Meeting
 from samepath.engine.reports import Report, read_reports
 from samepath.errors import SamepathError
@@ -151,7 +152,8 @@ class Agent(LocalElasticAgent):
         try:
             # torch leaves a worker's pickled exception in the temporary folder: here, in one that
             # is ours alone, and goes
-            started: dict[int, Any] = super()._start_workers(worker_group)
+            with marked_semaphores():
+                started: dict[int, Any] = super()._start_workers(worker_group)
         finally:
             tempfile.tempdir = before
             if threading.current_thread() is threading.main_thread():

@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,12 +21,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samepath.engine import last_step
+from samepath.engine import leftovers
 from samepath.engine.agent import Elastic
 from samepath.engine.collective import machine_name
 from samepath.engine.environment import LOOPBACK
 from samepath.engine.folder_lock import is_locked
 from samepath.engine.launch import interruptible, run_agent
+from samepath.engine.owners import owned_folder
 from samepath.engine.rendezvous import (
     FINISHED,
     Crew,
@@ -73,8 +73,7 @@ def take_part(
     elastic: Elastic,
 ) -> None:
     """Be one of a run's machines until the run has ended."""
-    ours = folder.run_id()  # which may have been moved since it was kept
-    last_step.forget_strangers(lambda run_id, path: run_id == ours or _is_wanted(run_id, path))
+    leftovers.clear_before(folder.run_id())
     reach_seconds = REACH_SECONDS
     while True:
         with interruptible():
@@ -82,7 +81,7 @@ def take_part(
         reach_seconds = machine.wait_seconds
         machine = replace(machine, expected=1, address=_own_address(machine, meeting.seat))
         try:
-            with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+            with owned_folder() as reports:
                 run_agent(meeting, function, arguments, Path(reports), elastic)
             return
         except MeetingClosed as error:
@@ -231,15 +230,6 @@ def _write_secretly(file: Path, text: str) -> None:
     except OSError:
         aside.unlink()
         raise
-
-
-def _is_wanted(run_id: str, folder: Path) -> bool:
-    """A run that can still be resumed."""
-    run = RunFolder(folder)
-    try:
-        return run.holds_run and run.run_id() == run_id and run.read()["status"] not in ENDED
-    except (OSError, UserError):
-        return True  # it cannot be read now, and may be there
 
 
 def address_towards(other: str) -> str:

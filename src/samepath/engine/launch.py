@@ -30,6 +30,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samepath.engine import pulse
 from samepath.engine.agent import CAUSE_SECONDS, SIGNALS, Agent, Elastic
+from samepath.engine.leftovers import mark_socket_folder
+from samepath.engine.owners import owned_folder
 from samepath.engine.rendezvous import FINISHED, Crew, Meeting
 from samepath.engine.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
@@ -48,14 +50,14 @@ _TALKATIVE = (
 
 def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: int) -> None:
     """Run a module-level function on so many workers of this machine."""
-    with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+    with owned_folder() as reports:
         meeting = Meeting(Crew(least=num_workers, most=num_workers), num_workers)
         run_agent(meeting, function, arguments, Path(reports))
 
 
 def launch_script(command: Sequence[str], num_workers: int) -> None:
     """Run a Python script with its arguments on so many workers of this machine."""
-    with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+    with owned_folder() as reports:
         meeting = Meeting(Crew(least=num_workers, most=num_workers), num_workers)
         run_agent(meeting, sys.executable, ("-u", *command), Path(reports))
 
@@ -119,12 +121,13 @@ def run_agent(
 def _make_room_for_sockets() -> None:
     """The fork server's socket has a path of at most 107 bytes: a long TMPDIR (clusters have them)
     leaves no room for it, so that it goes to /tmp."""
+    before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
-        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
-        try:
-            multiprocessing.util.get_temp_dir()  # makes it once, and removes it in the end
-        finally:
-            tempfile.tempdir = before
+        tempfile.tempdir = "/tmp"
+    try:
+        mark_socket_folder()  # made once, and removed in the end
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager

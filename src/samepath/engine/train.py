@@ -21,6 +21,7 @@ from samepath.engine.elastic import Machine, address_towards, is_led, take_part
 from samepath.engine.environment import Place, read_place
 from samepath.engine.last_step import forget
 from samepath.engine.launch import launch
+from samepath.engine.leftovers import clear_before
 from samepath.engine.options import Asked, Options, resolve
 from samepath.engine.progress import Display, RunResult
 from samepath.engine.rendezvous import Crew
@@ -61,6 +62,8 @@ def train(request: Request) -> tuple[RunResult, Path]:
         return _lead(request, request.machine or Machine(workers=available_workers()), found)
     request, options, folder = prepare(request, found, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
+        if place.worker == 0:
+            clear_before(folder.run_id())
         if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
             return work(request, options, folder.path, found), folder.path
         assert isinstance(request.num_workers, int)
