@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from samepath.terminal import may_be_closed
+
 
 def say(text: object) -> None:
     """In one line."""
-    print(f"samepath: {text}", file=sys.stderr, flush=True)
+    with may_be_closed():
+        print(f"samepath: {text}", file=sys.stderr, flush=True)

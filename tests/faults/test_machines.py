@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from braked_runs import RECIPE, Braked, Course, undisturbed
+from braked_runs import EPOCHS, RECIPE, Braked, Course, undisturbed
 from elastic_runs import lines
 
 from samepath.cli import main
@@ -38,6 +38,18 @@ def run(tmp_path: Path) -> Iterator[Braked]:
     braked = Braked(tmp_path)
     yield braked
     braked.end()
+
+
+def test_one_joins_from_another_folder(run: Braked, expected: Course) -> None:
+    """The recipe's path was typed relative to where the run was started."""
+    first = run.start(
+        "train", RECIPE.name, "--epochs", str(EPOCHS), "--out", run.out, "-n", "1:2", "--here", "1",
+        before=["env", "-C", str(RECIPE.parent)],
+    )  # fmt: skip
+    second = run.join("--here", "1", before=["env", "-C", "/"])
+    run.await_workers(2, first, second)
+    run.let_go()
+    assert first.outcome() == expected
 
 
 def test_machines_come_and_go(run: Braked, expected: Course) -> None:

@@ -49,8 +49,8 @@ from samepath.data.luna16 import luna_job, luna_settings
 from samepath.data.make_cubes import make_cubes
 from samepath.data.volumes import load_volumes
 from samepath.engine import checkpoint
-from samepath.engine.reopen import ReopenedRun
-from samepath.engine.rundir import RunFolder
+from samepath.engine.reopen import look_at
+from samepath.engine.run_code import needs_code_to_draw
 from samepath.engine.state import State
 from samepath.engine.tensorboard import EventWriter
 from samepath.engine.weights import load_weights, weights_of, write_weights
@@ -236,10 +236,10 @@ def a_run(folder: Path) -> None:
 
 def shown(folder: Path) -> None:
     """What `samepath show` and `samepath tensorboard` read."""
-    run = RunFolder(folder / "run")
-    record = run.read()
-    ReopenedRun(run, record, None).losses_by_epoch()  # type: ignore[arg-type]
-    noise_lines(run.read_metrics())
+    run = look_at(folder / "run")
+    needs_code_to_draw(run.record)
+    run.losses_by_epoch()
+    noise_lines(run.folder.read_metrics())
 
 
 def events(folder: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,13 +29,16 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from samepath import patience
-from samepath.engine import elastic, last_step, rendezvous, sealed_store
+from samepath.cli import main
+from samepath.engine import elastic, last_step, leftovers, rendezvous, sealed_store
 from samepath.engine.agent import Elastic
 from samepath.engine.collective import machine_name
 from samepath.engine.environment import LOOPBACK
 from samepath.engine.folder_lock import LOCK
+from samepath.engine.options import Asked
 from samepath.engine.rendezvous import FINISHED, Crew, Meeting, Round, Seat, share_out
 from samepath.engine.reports import Interrupted
+from samepath.engine.request import Request
 from samepath.engine.rundir import RunFolder
 from samepath.engine.sealed_store import (
     LeaderLost,
@@ -43,6 +47,7 @@ from samepath.engine.sealed_store import (
     open_store,
     reach_store,
 )
+from samepath.engine.train import train
 from samepath.errors import UserError
 from samepath.patience import WaitedTooLong
 
@@ -496,7 +501,7 @@ def test_what_is_wanted_of_what_was_kept(tmp_path: Path, monkeypatch: pytest.Mon
             "result": None,
         }
         monkeypatch.setattr(RunFolder, "read", lambda self: content)
-        return elastic._is_wanted(name, folder.path)
+        return leftovers.is_wanted(name, folder.path)
 
     assert not written("running"), "no such folder"
     folder.path.mkdir()
@@ -509,9 +514,9 @@ def test_what_is_wanted_of_what_was_kept(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(116, "Stale file handle")
 
     monkeypatch.setattr(RunFolder, "read", stale)
-    assert elastic._is_wanted(name, folder.path), "who knows"
+    assert leftovers.is_wanted(name, folder.path), "who knows"
     monkeypatch.setattr(Path, "is_file", stale)
-    assert elastic._is_wanted(name, folder.path), "who knows"
+    assert leftovers.is_wanted(name, folder.path), "who knows"
 
 
 def test_a_leader_that_was_frozen_opens_the_run_again(
@@ -564,6 +569,98 @@ def test_two_who_come_to_lead_where_locks_are_not_seen(
     assert sorted(meeting.leads for meeting in met) == [False, True]
     assert met[0].seat == met[1].seat
     assert table.told == ["another machine leads the run too, where locks are not seen; joining it"]
+
+
+@contextmanager
+def _refusing() -> Iterator[int]:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        yield probe.getsockname()[1]
+
+
+@contextmanager
+def _dropping() -> Iterator[int]:
+    """A firewall: packets to it vanish (here because too many others wait)."""
+    with socket.socket() as listener, ExitStack() as waiting:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(0)
+        for _ in range(4):
+            other = waiting.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def _silent() -> Iterator[int]:
+    """Somebody who takes connections, and says nothing."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(64)
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("there", [_refusing, _dropping, _silent])
+def test_a_leader_that_cannot_be_reached(
+    there: Callable[[], AbstractContextManager[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It lives, as its lock shows; `join` does not wait for it for ever."""
+    monkeypatch.setattr(elastic, "REACH_SECONDS", 2.0)
+    monkeypatch.setattr(sealed_store, "STORE_SECONDS", 1.0)
+    monkeypatch.setattr(last_step, "forget_strangers", lambda _: None)  # other tests'
+    recipe = Path(__file__).parents[1] / "parity" / "tiny_recipe.py"
+    out = tmp_path / "run"
+    train(Request(recipe=str(recipe), num_workers=1, asked=Asked(steps=1), out=out))
+    record = json.loads((out / "run.json").read_text()) | {"status": "running", "result": None}
+    record["starts"][-1]["crew"] = [1, 2]
+    (out / "run.json").write_text(json.dumps(record))
+    leader = RunFolder(out)
+    assert leader.try_lock()
+    with there() as port:
+        seat = Seat(address=LOOPBACK, port=port, secret="s", machine=machine_name())
+        (out / elastic.MEETING).write_text(json.dumps(asdict(seat)))
+        began = time.monotonic()
+        with pytest.raises(SystemExit) as ended:
+            main(["join", str(out), "--here", "1"])
+    leader.unlock()
+    assert ended.value.code == 1
+    assert 2 < time.monotonic() - began < 20
+    *_, last = capfd.readouterr().err.splitlines()
+    assert re.match(
+        rf"samepath: the leader of the run in {out} could not be reached for 2 s: nobody answers "
+        rf"at 127\.0\.0\.1:{port} \(.+\); look for a firewall .* \(this one has no --interface\)$",
+        last,
+    )
+    assert json.loads((out / "run.json").read_text()) == record, "it is the leader's"
+
+
+def test_who_was_in_the_run_waits_for_its_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time it has a limit of its own; later the one for those who wait."""
+    limits: list[float] = []
+
+    def meet(*arguments: Any) -> Any:
+        limits.append(arguments[-1])
+        return SimpleNamespace(leads=False, seat=SimpleNamespace(address=LOOPBACK))
+
+    def lose(*_: Any) -> None:
+        if len(limits) < 3:
+            raise LeaderLost("the run's leader does not answer")
+
+    monkeypatch.setattr(elastic, "_meet", meet)
+    monkeypatch.setattr(elastic, "run_agent", lose)
+    monkeypatch.setattr(last_step, "forget_strangers", lambda _: None)
+    monkeypatch.setattr(RunFolder, "read", lambda self: {"status": "running"})
+    elastic.take_part(
+        RunFolder(tmp_path), print, (), Crew(least=1, most=1), elastic.Machine(workers=1),
+        Elastic(timeout_seconds=1.0, tell=lambda text: None),
+    )  # fmt: skip
+    assert limits == [elastic.REACH_SECONDS, 86400.0, 86400.0]
 
 
 def test_who_is_cut_off_before_it_has_a_round_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from samepath.cli.main import cli
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "samepath"
 FLOW = [
-    {"errors", "keys", "orphans", "patience", "say", "threads", "version", "builtin"},
+    {"errors", "keys", "orphans", "patience", "say", "terminal", "threads", "version", "builtin"},
     {"data"},
     {"recipe"},
     {"plan"},

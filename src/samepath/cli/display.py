@@ -12,6 +12,7 @@ from samepath.engine.options import Options
 from samepath.engine.progress import Display
 from samepath.engine.settings import StepResult
 from samepath.say import say
+from samepath.terminal import may_be_closed
 
 QUIET_SECONDS = 5.0
 
@@ -51,7 +52,8 @@ class LiveDisplay(Display):
                 completed=int(epochs),
                 facts="",
             )
-            self._progress.start()
+            with may_be_closed():
+                self._progress.start()
         facts = f"step {steps}  loss {result.loss:.5g}  {rate:.0f} examples/s"
         if self._options.server:
             facts += f"  staleness {self._staleness / self._steps:.2f}"
@@ -63,15 +65,14 @@ class LiveDisplay(Display):
             return
         self._spoke = time.monotonic()
         found = "  ".join(f"valid {name} {value:.5g}" for name, value in metrics.items())
-        print(
-            f"epoch {epoch + 1}/{self._options.epochs}  train loss {train_loss:.5g}  {found}",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"epoch {epoch + 1}/{self._options.epochs}  train loss {train_loss:.5g}  {found}"
+        with may_be_closed():
+            print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._progress is not None:
-            self._progress.stop()  # gives the cursor back
+            with may_be_closed():
+                self._progress.stop()  # gives the cursor back
 
     def note(self, text: str) -> None:
         say(text)

@@ -14,6 +14,7 @@ from samepath.cli.common import (
     print_json,
     stdout_kept_for_json,
 )
+from samepath.terminal import may_be_closed
 
 
 @click.command()
@@ -42,8 +43,9 @@ def join(
     with stdout_kept_for_json(as_json):
         machine = machine_of(here, interface)
         result, folder = join_run(run, machine, display=LiveDisplay, other_hardware=other_hardware)
-    if as_json:
-        print_json({**asdict(result), "run": str(folder)})
-    else:
-        summarize("RECIPE", folder, asdict(result))
+    with may_be_closed():
+        if as_json:
+            print_json({**asdict(result), "run": str(folder)})
+        else:
+            summarize("RECIPE", folder, asdict(result))
     return exit_code(asdict(result))

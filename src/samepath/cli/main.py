@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from samepath.cli.advise import advise
+from samepath.cli.clean import clean
 from samepath.cli.cubes import cubes
 from samepath.cli.curate import curate
 from samepath.cli.curvature import curvature
@@ -71,6 +72,7 @@ for command in (
     simulate,
     advise,
     profile,
+    clean,
 ):
     cli.add_command(command)
 

@@ -25,6 +25,7 @@ from samepath.cli.common import (
     stdout_kept_for_json,
 )
 from samepath.errors import UserError
+from samepath.terminal import may_be_closed
 
 _SHOWN = (
     "steps",
@@ -172,10 +173,11 @@ def train(
     with stdout_kept_for_json(as_json):
         result, folder = train_request(request)
     if read_place(os.environ).worker == 0:  # under mpirun every worker comes here
-        if as_json:
-            print_json({**asdict(result), "run": str(folder)})
-        else:
-            summarize(recipe, folder, asdict(result))
+        with may_be_closed():
+            if as_json:
+                print_json({**asdict(result), "run": str(folder)})
+            else:
+                summarize(recipe, folder, asdict(result))
     return exit_code(asdict(result))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from samepath.data import seed_everything
 from samepath.data.limits import brief, read_tensors
-from samepath.engine.reopen import reopen
+from samepath.engine.reopen import look_at
 from samepath.engine.state import State, digest
 from samepath.errors import UserError
 from samepath.keys import key
@@ -61,8 +61,8 @@ def load_from(source: Path, found: FoundRecipe, model: nn.Module) -> None:
         return
     if not source.exists():
         raise UserError(f"--from {source}: no such run or file; give a folder of `samepath train`")
-    run = reopen(source)
-    if run.config["identity"] != found.identity:
+    run = look_at(source)
+    if run.config.get("identity") != found.identity:
         raise UserError(
             f"--from {source}: it is a run of the recipe {run.config['recipe']}, not of "
             f"{found.name}; give a run of {found.name}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing.util
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
 from samepath.engine import pulse
+from samepath.engine.leftovers import marked_semaphores
 from samepath.engine.rendezvous import Meeting
 from samepath.engine.reports import Report, read_reports
 from samepath.errors import SamepathError
@@ -49,6 +51,8 @@ CAUSE_SECONDS = 2.0
 is waited for."""
 QUIET_SECONDS = 1.0
 """Four pulses: one that gives no sign for so long may be the one that others have lost."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What a launcher is stopped by."""
 STORE_VARIABLE = "SAMEPATH_STORE"
 
 
@@ -144,12 +148,17 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         multiprocessing.util.get_temp_dir()  # made where it was to be: the fork server's
         before, tempfile.tempdir = tempfile.tempdir, str(self._reports)
+        answers = {number: signal.getsignal(number) for number in SIGNALS}
         try:
             # torch leaves a worker's pickled exception in the temporary folder: here, in one that
             # is ours alone, and goes
-            started: dict[int, Any] = super()._start_workers(worker_group)
+            with marked_semaphores():
+                started: dict[int, Any] = super()._start_workers(worker_group)
         finally:
             tempfile.tempdir = before
+            if threading.current_thread() is threading.main_thread():
+                for number, answer in answers.items():  # torch has put its own in their place
+                    signal.signal(number, answer)
         if self._elastic is not None:
             self._pulses.begin()  # the fork server may have had torch to import
         return started

@@ -5,7 +5,8 @@ copy that is complete. Guaranteed: whoever is killed while writing leaves all co
 copy that does not match its checksum is never read; nobody but this user can read any.
 
 The memory is files in /dev/shm, each with a number of equal places that are written in turn:
-`<run id>.<process>.<token>.<places>`. The workers of a machine share the copying, each its part.
+`<run id>.<process>.<token>.<places>`, the process as `owners` marks it with a dot after its number.
+The workers of a machine share the copying, each its part.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from samepath.engine import owners
 from samepath.engine.bits import sums_of, words_of
 
 MEMORY = Path("/dev/shm")
@@ -143,7 +145,8 @@ class Copies:
         self._begin = _up(_TEXT + len(self._about) + 2 * text, _PAGE)
         sizes = (_up(piece.num_bytes, _TEXT) for piece in self._pieces)
         size = self._size = self._begin + _up(sum(sizes), _PAGE)
-        name = f"{run_id}.{os.getpid()}.{secrets.token_hex(4)}.{places}"
+        process, _, more = owners.mark().partition("-")
+        name = f"{run_id}.{process}.{more}-{secrets.token_hex(4)}.{places}"
         self.file = _own_folder() / name
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -247,11 +250,21 @@ def files(run_id: str) -> list[Path]:
 
 def lives(file: Path) -> bool:
     """Whoever writes it."""
-    try:
-        os.kill(int(file.name.split(".")[1]), 0)
-    except (ProcessLookupError, PermissionError):  # another user's has nothing to do here
-        return False
-    return True
+    _, process, token, _ = file.name.split(".")
+    more = token.rpartition("-")[0]  # an older samepath gives its number alone
+    return owners.lives(f"{process}-{more}" if more else process)
+
+
+def newest_step(file: Path) -> int:
+    """The newest step that one of its copies claims to be of; nothing but that is read."""
+    newest, places = 0, int(file.suffix[1:])
+    with suppress(OSError), file.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size // places
+        for place in range(places):
+            head = os.pread(opened.fileno(), _HEADER.size, place * size)
+            if len(head) == _HEADER.size and head.startswith(_MARK):
+                newest = max(newest, _HEADER.unpack(head)[1])
+    return newest
 
 
 def run_of(file: Path) -> tuple[str, Path] | None:

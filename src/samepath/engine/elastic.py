@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,12 +21,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samepath.engine import last_step
+from samepath.engine import leftovers
 from samepath.engine.agent import Elastic
 from samepath.engine.collective import machine_name
 from samepath.engine.environment import LOOPBACK
 from samepath.engine.folder_lock import is_locked
 from samepath.engine.launch import interruptible, run_agent
+from samepath.engine.owners import owned_folder
 from samepath.engine.rendezvous import (
     FINISHED,
     Crew,
@@ -43,6 +43,9 @@ from samepath.patience import Patience, WaitedTooLong
 
 MEETING = "meeting.json"
 SETTLE_SECONDS = 1.0
+REACH_SECONDS = 60.0
+"""How long somebody who comes tries to reach a leader that lives (it holds the lock) and does not
+answer. One that has been in the run waits longer: its network may heal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +73,15 @@ def take_part(
     elastic: Elastic,
 ) -> None:
     """Be one of a run's machines until the run has ended."""
-    ours = folder.run_id()  # which may have been moved since it was kept
-    last_step.forget_strangers(lambda run_id, path: run_id == ours or _is_wanted(run_id, path))
+    leftovers.clear_before(folder.run_id())
+    reach_seconds = REACH_SECONDS
     while True:
         with interruptible():
-            meeting = _meet(folder, crew, machine, elastic.tell)
+            meeting = _meet(folder, crew, machine, elastic.tell, reach_seconds)
+        reach_seconds = machine.wait_seconds
         machine = replace(machine, expected=1, address=_own_address(machine, meeting.seat))
         try:
-            with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+            with owned_folder() as reports:
                 run_agent(meeting, function, arguments, Path(reports), elastic)
             return
         except MeetingClosed as error:
@@ -99,9 +103,16 @@ def take_part(
                     (folder.path / MEETING).unlink(missing_ok=True)
 
 
-def _meet(folder: RunFolder, crew: Crew, machine: Machine, tell: Callable[[str], None]) -> Meeting:
+def _meet(
+    folder: RunFolder,
+    crew: Crew,
+    machine: Machine,
+    tell: Callable[[str], None],
+    reach_seconds: float = REACH_SECONDS,
+) -> Meeting:
     """Lead the run if nobody does, else join whoever does."""
     patience = Patience(machine.wait_seconds, tell)
+    tried, began = None, 0.0
     file = folder.path / MEETING
     settings: dict[str, Any] = {
         "interface": machine.interface,
@@ -111,9 +122,14 @@ def _meet(folder: RunFolder, crew: Crew, machine: Machine, tell: Callable[[str],
     while True:
         seat = None if folder.holds_lock else _read_seat(file)
         elsewhere = seat is not None and seat.address == LOOPBACK and seat.machine != machine_name()
+        why = ""
+        if seat != tried:
+            tried, began = seat, time.monotonic()
         if seat is not None and not elsewhere:
-            with suppress(LeaderLost):  # that one is gone, and the lock says when
+            try:
                 return Meeting(crew, machine.workers, seat=seat, **settings)
+            except LeaderLost as error:  # that one is gone, and the lock says when
+                why = str(error)
         if folder.try_lock():  # not before that: some file systems have no locks
             meeting = Meeting(
                 crew,
@@ -135,7 +151,18 @@ def _meet(folder: RunFolder, crew: Crew, machine: Machine, tell: Callable[[str],
                 f"the run in {folder.path} listens on its own machine only; "
                 "start it with --interface NAME to take in other machines"
             )
-        patience.pause(f"the leader of the run in {folder.path}")
+        if why and time.monotonic() - began > reach_seconds:
+            raise _unreachable(folder, why, reach_seconds, machine)
+        patience.pause(f"the leader of the run in {folder.path}{why and f': {why}'}")
+
+
+def _unreachable(folder: RunFolder, why: str, seconds: float, machine: Machine) -> WorkerFailed:
+    through = f"goes through {machine.interface}" if machine.interface else "has no --interface"
+    return WorkerFailed(
+        f"the leader of the run in {folder.path} could not be reached for {seconds:.0f} s: {why}; "
+        "look for a firewall between the machines, and whether the leader's --interface is of a "
+        f"network that this machine is in (this one {through})"
+    )
 
 
 def _is_anothers(file: Path, mine: Seat) -> bool:
@@ -203,15 +230,6 @@ def _write_secretly(file: Path, text: str) -> None:
     except OSError:
         aside.unlink()
         raise
-
-
-def _is_wanted(run_id: str, folder: Path) -> bool:
-    """A run that can still be resumed."""
-    run = RunFolder(folder)
-    try:
-        return run.holds_run and run.run_id() == run_id and run.read()["status"] not in ENDED
-    except (OSError, UserError):
-        return True  # it cannot be read now, and may be there
 
 
 def address_towards(other: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -342,10 +342,28 @@ def forget(run_id: str) -> None:
 
 def forget_strangers(is_wanted: Callable[[str, Path], bool]) -> None:
     """Remove what belongs to no run any more: `is_wanted` is asked with a run and its folder."""
+    _remove(strangers(is_wanted))
+
+
+def strangers(is_wanted: Callable[[str, Path], bool]) -> list[Path]:
+    """The files of such runs."""
+    runs: dict[str, list[Path]] = {}
     for file in _of_the_dead("*"):
-        run = copies.run_of(file)
+        runs.setdefault(file.name.split(".")[0], []).append(file)
+    found: list[Path] = []
+    for files in runs.values():
+        # the small ones first: of a large one every byte is read before it is believed
+        known = (copies.run_of(file) for file in sorted(files, key=_size))
+        run = next((run for run in known if run is not None), None)
         if run is None or not is_wanted(*run):
-            file.unlink(missing_ok=True)
+            found += files
+    return found
+
+
+def _size(file: Path) -> int:
+    with suppress(OSError):  # just removed
+        return file.stat().st_size
+    return 0
 
 
 def _remove(files: list[Path]) -> None:

@@ -29,17 +29,19 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samepath.engine import pulse
-from samepath.engine.agent import CAUSE_SECONDS, Agent, Elastic
+from samepath.engine.agent import CAUSE_SECONDS, SIGNALS, Agent, Elastic
+from samepath.engine.leftovers import mark_socket_folder
+from samepath.engine.owners import owned_folder
 from samepath.engine.rendezvous import FINISHED, Crew, Meeting
 from samepath.engine.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.say import say
+from samepath.terminal import let_go_of_closed, to_be_heard
 from samepath.threads import threads_of_children
 
 SHUTDOWN_SECONDS = 30
 LONGEST_TMPDIR = 60
-_AGENTS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _TALKATIVE = (
     "torch.distributed",
     "torch.distributed.elastic.agent.server.api",  # has a level of its own
@@ -49,14 +51,14 @@ _TALKATIVE = (
 
 def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: int) -> None:
     """Run a module-level function on so many workers of this machine."""
-    with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+    with owned_folder() as reports:
         meeting = Meeting(Crew(least=num_workers, most=num_workers), num_workers)
         run_agent(meeting, function, arguments, Path(reports))
 
 
 def launch_script(command: Sequence[str], num_workers: int) -> None:
     """Run a Python script with its arguments on so many workers of this machine."""
-    with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+    with owned_folder() as reports:
         meeting = Meeting(Crew(least=num_workers, most=num_workers), num_workers)
         run_agent(meeting, sys.executable, ("-u", *command), Path(reports))
 
@@ -121,27 +123,35 @@ def run_agent(
 def _make_room_for_sockets() -> None:
     """The fork server's socket has a path of at most 107 bytes: a long TMPDIR (clusters have them)
     leaves no room for it, so that it goes to /tmp."""
+    before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR:
-        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
-        try:
-            multiprocessing.util.get_temp_dir()  # makes it once, and removes it in the end
-        finally:
-            tempfile.tempdir = before
+        tempfile.tempdir = "/tmp"
+    try:
+        mark_socket_folder()  # made once, and removed in the end
+    finally:
+        tempfile.tempdir = before
 
 
 @contextmanager
 def _signals_heard() -> Iterator[None]:
-    """torch's agent answers signals once workers have started, and would go on to when it has
-    ended; ours does while it runs."""
-    before = {number: signal.getsignal(number) for number in _AGENTS_SIGNALS}
+    """Signals stop what is done here (workers are told, and have time to save); those that come
+    later are answered as before."""
+    before = {number: signal.getsignal(number) for number in to_be_heard(SIGNALS)}
     in_main_thread = threading.current_thread() is threading.main_thread()  # only there any are
+    hung_up = False
 
     def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal hung_up
+        if number == signal.SIGHUP:
+            let_go_of_closed()
+            if hung_up:  # a shell and the kernel both tell; workers are saving by now
+                return
+            hung_up = True
         raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
 
     try:
         if in_main_thread:
-            for number in _AGENTS_SIGNALS:
+            for number in before:
                 signal.signal(number, hear)
         yield
     finally:

@@ -36,7 +36,14 @@ class Lines:
         self._waiting += line.encode() + b"\n"
 
     def flush(self) -> None:
-        """Hand what waits to the kernel."""
+        """Hand what waits to the kernel; now and then, before too much is kept, to the disk too."""
+        self._write()
+        if self._soon is not None:
+            self._soon.wanted.set()
+        if len(self._unsynced) > MOST_UNSYNCED:
+            self._sync_written()
+
+    def _write(self) -> None:
         if self._file is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o666)
@@ -52,10 +59,6 @@ class Lines:
             self._end += whole
             self._beyond = written > whole
             self._cut()
-        if self._soon is not None:
-            self._soon.wanted.set()
-        if len(self._unsynced) > MOST_UNSYNCED:
-            self.sync()
 
     def _cut(self) -> None:
         if self._beyond:
@@ -65,7 +68,10 @@ class Lines:
 
     def sync(self) -> None:
         """Bring everything to the disk."""
-        self.flush()
+        self._write()
+        self._sync_written()
+
+    def _sync_written(self) -> None:
         assert self._file is not None
         try:
             os.fsync(self._file)

@@ -195,7 +195,11 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         options = replace(options, steps=None)
     said = asked.said | ({"target": None} if asked.target == "none" else {})
     options = replace(options, **said)
-    options = replace(options, strategy_identity=find_strategy(options.strategy).identity)
+    before = None  # a file that is only named by an earlier run must hold what it held
+    if earlier is not None and asked.strategy is None:
+        before = earlier.get("strategy_identity")
+    strategy = find_strategy(options.strategy, before)
+    options = replace(options, strategy_identity=strategy.identity)
     if earlier is not None:
         _refuse_changes(earlier, asdict(options))
         refuse_others(found, earlier)
@@ -257,7 +261,7 @@ def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
     is what the recipe's file held when the run began."""
     found = find_recipe(options.recipe, options.data, options.keep, source, threads=options.threads)
     refuse_others_now(found, asdict(options))
-    strategy = find_strategy(options.strategy)
+    strategy = find_strategy(options.strategy, options.strategy_identity)
     for file, before, now in (
         (options.recipe, options.identity, found.identity),
         (options.data, options.data_identity, found.data_identity),

@@ -73,11 +73,19 @@ def _find(name: str, folder: Path | None) -> Path | None:
         return folder / name
     if name in sys.modules:
         return _file_of(sys.modules[name])
+    package, *inside = name.split(".")
     try:
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(package)  # of a module in it, it would import the package
     except (ImportError, ValueError, AttributeError):
         return None
-    return None if spec is None or spec.origin is None else Path(spec.origin)
+    if spec is None or not inside:
+        return None if spec is None or spec.origin is None else Path(spec.origin)
+    for place in spec.submodule_search_locations or ():
+        base = Path(place).joinpath(*inside)
+        for file in (base.with_suffix(".py"), base / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 @cache

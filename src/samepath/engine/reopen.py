@@ -2,23 +2,26 @@
 
 In: a run's folder. Out: its recipe, on the examples it was trained with, and its model as it is now
 or was after an epoch whose weights were kept. Guaranteed: a recipe, data or a keep-list that has
-changed since is refused; nothing in the folder is changed.
+changed since is refused, a recipe before any of it is executed; who asks for no recipe executes
+none; nothing in the folder is changed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from samepath.engine.checkpoint import load_newest
+from samepath.engine.run_code import needs_code_to_draw, recipe_of_run
 from samepath.engine.rundir import RunFolder
 from samepath.engine.state import load_model
 from samepath.engine.weights import Epoch, kept_weights, load_weights
 from samepath.errors import UserError
-from samepath.recipe import Recipe, find_recipe
+from samepath.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,16 @@ class ReopenedRun:
     folder: RunFolder
     record: dict[str, Any]
     """What run.json says."""
-    recipe: Recipe
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Its code runs when this is asked for first."""
+        return recipe_of_run(self.record, self.folder.path).recipe
+
+    @property
+    def draws(self) -> bool:
+        """There are pictures that only its recipe can draw."""
+        return needs_code_to_draw(self.record) and self.recipe.show is not None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -70,25 +82,14 @@ class ReopenedRun:
         }
 
 
-def reopen(path: Path) -> ReopenedRun:
-    """Open a run, finished or not."""
+def look_at(path: Path) -> ReopenedRun:
+    """Open a run, finished or not, for what it has written; its recipe may be asked for later."""
     folder = RunFolder(path)
-    record = folder.read()
-    config = record["config"]
-    found = find_recipe(
-        config["recipe"],
-        config.get("data"),
-        config.get("keep"),
-        threads=config.get("threads", 1),
-    )
-    for what, name, here in (
-        ("recipe", "identity", found.identity),
-        ("data", "data_identity", found.data_identity),
-        ("keep", "keep_identity", found.keep_identity),
-    ):
-        if config.get(name) != here:
-            raise UserError(
-                f"the {'keep-list' if what == 'keep' else what} {config[what]} has changed since "
-                f"the run {path}; put it back as it was to look at it"
-            )
-    return ReopenedRun(folder, record, found.recipe)
+    return ReopenedRun(folder, folder.read())
+
+
+def reopen(path: Path) -> ReopenedRun:
+    """Open a run, finished or not, with its recipe."""
+    run = look_at(path)
+    run.recipe  # noqa: B018 - one that has changed is refused now
+    return run

@@ -28,6 +28,7 @@ from samepath.engine.options import (
 )
 from samepath.engine.progress import Display, RunResult
 from samepath.engine.rendezvous import Crew
+from samepath.engine.run_code import code_of, strategy_of_run
 from samepath.engine.rundir import RunFolder, claim_next, next_free
 from samepath.engine.session import too_many_workers
 from samepath.engine.tensorboard import FOLDER, require_tensorboard
@@ -156,7 +157,10 @@ def prepare(
             )
     elif writes:
         folder.refuse_if_used()
-    options = resolve(found, request.asked, earlier and earlier["config"])
+    before = earlier and earlier["config"]
+    if earlier is not None and request.asked.strategy is None:  # it may have been typed elsewhere
+        before = earlier["config"] | {"strategy": strategy_of_run(earlier, folder.path)}
+    options = resolve(found, request.asked, before)
     options = replace(options, server=_uses_server(request))
     most = options.plan.num_grains if options.exact else options.batch_size
     asked = request.num_workers
@@ -184,7 +188,8 @@ def prepare(
         if request.out is None:
             folder = RunFolder(claim_next(request.recipe))
         for_others = _for_others(request, asked) | ({"other_hardware": True} if moved else {})
-        folder.write(options, list(request.command), earlier, workers, **for_others)
+        code = code_of(found, options.strategy)
+        folder.write(options, list(request.command), earlier, workers, code, **for_others)
         (folder.path / MEETING).unlink(missing_ok=True)  # of a leader that was killed
     number = asked if isinstance(asked, Crew) else workers
     return replace(request, num_workers=number), options, folder

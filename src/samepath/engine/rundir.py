@@ -148,9 +148,11 @@ class RunFolder:
         command: list[str],
         earlier: dict[str, Any] | None,
         num_workers: int = 1,
+        code: Mapping[str, Any] | None = None,
         **for_others: Any,
     ) -> None:
-        """Begin or continue a run, and keep everybody else from writing here."""
+        """Begin or continue a run, and keep everybody else from writing here. `code` is where its
+        Python files are (`run_code`)."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         if earlier is None:
@@ -171,6 +173,7 @@ class RunFolder:
             "status": "running",
             "id": (earlier or {}).get("id") or uuid.uuid4().hex,
             "config": asdict(options),
+            "code": dict(code or {}),
             "starts": starts,
             "result": None,
         }

@@ -5,13 +5,18 @@ memory. Guaranteed: the additions of `collective.NetworkBucket`, in the same ord
 vanishes with the last process (an anonymous memfd, never a file that could be left behind).
 
 Everyone announces how far it is by writing a number into its own slot and waits by reading the
-others'. A slot has one writer, and what it announces is written before it.
+others'. A slot has one writer; what it announces is written before it, and read after it (`fence`).
+Memory is found by worker 0's process number, which may be somebody else's where another worker
+looks: it is believed when it holds the token that worker 0 has told everybody.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import secrets
+import stat
+import threading
 import time
 from collections.abc import Callable
 
@@ -27,12 +32,54 @@ from samepath.plan import Reduction
 RECORD_BYTES = 1 << 16
 TURN_BYTES = 64  # a cache line
 PAGE = mmap.PAGESIZE
+TOKEN_BYTES = 32
+_PATH_BYTES = 64
+_fence = threading.Lock()
 
 
 def same_machine(network: Network) -> bool:
-    """True when every worker sees one host."""
-    name = np.frombuffer(machine_name().encode()[:256].ljust(256), np.uint8).copy()
+    """True when every worker sees one host, and its processes by the same numbers."""
+    where = f"{_process_numbers()} {machine_name()}"
+    name = np.frombuffer(where.encode()[:256].ljust(256), np.uint8).copy()
     return all(np.array_equal(name, other) for other in network.gather(name))
+
+
+def _process_numbers() -> str:
+    """The PID namespace: in another one the same number is another process."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""  # a system that has none
+
+
+def fence() -> None:
+    """What this process has read and written before is done before anything it does after.
+
+    x86 keeps loads, and stores, in order by itself; ARM and POWER do not, and numpy has no atomic
+    operations. A lock has: letting go is a store-release, which waits for all that came before, and
+    taking is a load-acquire, which all that comes after waits for. Between the two letting go comes
+    first (ARMv8 keeps a load-acquire behind an earlier store-release; on POWER the barrier of the
+    release is enough), which the other order, one take and one release, would not give: what is
+    before and after it may both move in. Reasoned for these; run on x86 alone.
+    """
+    with _fence:
+        pass
+    with _fence:
+        pass
+
+
+def announce(turns: NDArray[np.int64], worker: int, turn: int) -> None:
+    """Tell the others that all of this worker's turn is written, and what was there before read."""
+    fence()
+    turns[worker] = turn
+
+
+def have_announced(turns: NDArray[np.int64], turn: int) -> bool:
+    """Everybody has; what they have written can be read from here on."""
+    if int(turns.min()) < turn:
+        return False
+    fence()
+    return True
 
 
 def turns_in(memory: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -63,22 +110,23 @@ class SharedMemory(Collective):
 
     def share(self, num_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory of that size, mapped by every worker. Raises OSError on all or none."""
-        num_bytes = -(-num_bytes // PAGE) * PAGE
-        path, descriptor = b"", -1
+        num_bytes = -(-(num_bytes + TOKEN_BYTES) // PAGE) * PAGE  # the token is at its end
+        path, token, descriptor = b"", bytes(TOKEN_BYTES), -1
         failure: Exception | None = None
         try:
             if self.worker == 0:
                 descriptor = os.memfd_create("samepath", os.MFD_CLOEXEC)
                 os.ftruncate(descriptor, num_bytes)
+                token = secrets.token_bytes(TOKEN_BYTES)
+                os.pwrite(descriptor, token, num_bytes - TOKEN_BYTES)
                 path = f"/proc/{os.getpid()}/fd/{descriptor}".encode()
         except OSError as error:
             failure = error
-        sent = np.frombuffer(path.ljust(64), np.uint8).copy()
-        path = self._network.gather(sent)[0].tobytes().strip()
+        sent = np.frombuffer(path.ljust(_PATH_BYTES) + token, np.uint8).copy()
+        told = self._network.gather(sent)[0].tobytes()
         try:
-            # not mmap, which keeps a descriptor for every mapping; a large model has many
-            memory = torch.from_file(path.decode(), True, num_bytes, dtype=torch.uint8)
-        except RuntimeError as error:
+            memory = _map(told[:_PATH_BYTES].strip().decode(), num_bytes, told[_PATH_BYTES:])
+        except (OSError, RuntimeError) as error:
             failure = failure or error
         everybody = self._network.agree(failure is None)  # also: all have opened it by now
         if descriptor >= 0:
@@ -91,7 +139,7 @@ class SharedMemory(Collective):
     def await_turn(self, turns: NDArray[np.int64], turn: int) -> None:
         """Wait until every worker has announced this turn."""
         pause, started, next_look = 0.0, time.monotonic(), 1.0
-        while int(turns.min()) < turn:
+        while not have_announced(turns, turn):
             time.sleep(pause)
             pause = min(pause + 2e-6 * self._crowd, 1e-4 * self._crowd)
             waited = time.monotonic() - started
@@ -103,9 +151,11 @@ class SharedMemory(Collective):
         late = [worker for worker in range(self.num_workers) if turns[worker] < turn]
         for worker in late:
             try:
-                os.kill(self._pids[worker], 0)
+                os.kill(self._pids[worker], 0)  # numbers are of one namespace: `same_machine`
             except ProcessLookupError:
                 raise WorkerLost(f"worker {worker} has died") from None
+            except PermissionError:
+                continue  # another user's: there is one
         if waited > self.timeout_seconds:
             raise WorkerLost(f"waited {waited:.0f} s for worker {late[0]}, which does not answer")
 
@@ -117,7 +167,7 @@ class SharedMemory(Collective):
         self._record_turn += 1
         turn, place = self._record_turn, self._records[self._record_turn % 2]
         place[self.worker, : len(record)] = record
-        self._record_turns[self.worker] = turn
+        announce(self._record_turns, self.worker, turn)
 
         def end() -> list[Record]:
             self.await_turn(self._record_turns, turn)
@@ -133,6 +183,23 @@ class SharedMemory(Collective):
 
     def close(self) -> None:
         self._network.close()
+
+
+def _map(path: str, num_bytes: int, token: bytes) -> Tensor:
+    """Worker 0's memory, if it is what is there; nothing else is touched. OSError otherwise."""
+    facts = os.stat(path)  # before it is opened: that of a device or a pipe may do something
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size != num_bytes:
+        raise OSError(f"{path} is not the memory of worker 0")
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        found = os.pread(descriptor, TOKEN_BYTES, num_bytes - TOKEN_BYTES)
+        if not secrets.compare_digest(found, token):
+            raise OSError(f"{path} is not the memory of worker 0")
+        # not mmap, which keeps a descriptor for every mapping; a large model has many
+        here = f"/proc/self/fd/{descriptor}"
+        return torch.from_file(here, True, num_bytes, dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
 
 
 class SharedBucket(Bucket):
@@ -183,10 +250,10 @@ class SharedBucket(Bucket):
         self._mine = slice(first, min(first + chunk, self._length))
 
     def launch(self) -> None:
-        self._posted[self._collective.worker] = self._turn
+        announce(self._posted, self._collective.worker, self._turn)
 
     def progress(self) -> None:
-        if not self._chunk_added and int(self._posted.min()) >= self._turn:
+        if not self._chunk_added and have_announced(self._posted, self._turn):
             self._add_chunk()
 
     def _add_chunk(self) -> None:
@@ -205,7 +272,7 @@ class SharedBucket(Bucket):
             total.copy_(sums[0])
         else:
             torch.add(sums[last[0]], sums[last[1]], out=total)
-        self._added[self._collective.worker] = self._turn
+        announce(self._added, self._collective.worker, self._turn)
         self._chunk_added = True
         if self.watch is not None:
             self.watch("added")

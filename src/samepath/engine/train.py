@@ -22,11 +22,13 @@ from samepath.engine.environment import Place, read_place
 from samepath.engine.hardware import refuse_other_hardware
 from samepath.engine.last_step import forget
 from samepath.engine.launch import launch
+from samepath.engine.leftovers import clear_before
 from samepath.engine.options import Asked, Options, resolve
 from samepath.engine.progress import Display, RunResult
 from samepath.engine.rendezvous import Crew
 from samepath.engine.reports import Interrupted
 from samepath.engine.request import Request, available_workers, files_of, given_workers, prepare
+from samepath.engine.run_code import recipe_of_run, strategy_of_run
 from samepath.engine.rundir import ENDED, RunFolder
 from samepath.engine.tensorboard import FOLDER
 from samepath.engine.work import launched, work
@@ -77,6 +79,8 @@ def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
         return _lead(request, request.machine or Machine(workers=available_workers()), found)
     request, options, folder = prepare(request, found, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
+        if place.worker == 0:
+            clear_before(folder.run_id())
         if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
             return work(request, options, folder.path, found), folder.path
         assert isinstance(request.num_workers, int)
@@ -151,7 +155,7 @@ def join(
     """Bring this machine's workers to a run that is under way."""
     folder = RunFolder(path)
     content = folder.read()
-    config, start_ = content["config"], content["starts"][-1]
+    start_ = content["starts"][-1]
     if not start_.get("crew"):
         raise UserError(
             f"the run in {path} has a fixed number of workers; one that takes in others is started "
@@ -161,15 +165,11 @@ def join(
         folder.unlock()
         raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
     moved = refuse_other_hardware(start_["versions"], allowed=other_hardware)
-    found = find_recipe(
-        config["recipe"],
-        config.get("data"),
-        config.get("keep"),
-        threads=config.get("threads", 1),
-    )
+    found = recipe_of_run(content, path)
+    config = content["config"] | {"strategy": strategy_of_run(content, path)}
     least, most = start_["crew"]
     request = Request(
-        recipe=config["recipe"],
+        recipe=found.name,
         num_workers=Crew(least=least, most=most),
         out=path,
         resume=True,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from samepath.engine.compare import Values, compare_tensors, first_event, first_
 from samepath.engine.course import Course
 from samepath.engine.environment import read_place
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve, training_source
+from samepath.engine.owners import owned_folder
 from samepath.engine.progress import Display
 from samepath.engine.request import Request
 from samepath.engine.routes import Found, Leg, Recorded, Route, Runner, first_difference
@@ -173,7 +173,7 @@ def verify(request: VerifyRequest) -> Verdict:
         source=found.source,
         instead=shortened,
     )
-    with tempfile.TemporaryDirectory(prefix="samepath-verify-") as folder:
+    with owned_folder("verify-") as folder:
         runner = Runner(to_train, Path(folder), request.tell)
         runs = [runner.run(route) for route in routes]
         partings = [first_difference(runs[0], run) for run in runs]

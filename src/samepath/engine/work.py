@@ -25,6 +25,7 @@ from samepath.engine.server_worker import work as work_for_server
 from samepath.engine.session import start
 from samepath.recipe import FoundRecipe
 from samepath.say import say
+from samepath.terminal import let_go_of_closed, to_be_heard
 
 
 def work(
@@ -112,11 +113,13 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if number == signal.SIGHUP:
+            let_go_of_closed()
         if asked and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         asked = number
 
-    before = {number: signal.signal(number, ask) for number in _STOPPING}
+    before = {number: signal.signal(number, ask) for number in to_be_heard(_STOPPING)}
     try:
         yield lambda: asked
     finally:

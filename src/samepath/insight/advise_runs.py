@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from samepath.engine.collective import Alone
 from samepath.engine.launch import launch
 from samepath.engine.loop import Run
 from samepath.engine.options import Options, recipe_of
+from samepath.engine.owners import owned_folder
 from samepath.engine.progress import Silent
 from samepath.engine.rundir import RunFolder
 from samepath.engine.session import Session, start
@@ -73,7 +73,7 @@ class Found:
 
 def short_runs(task: Task) -> Found:
     """Do all of it on real workers of this machine."""
-    with tempfile.TemporaryDirectory(prefix="samepath-advise-") as folder:
+    with owned_folder("advise-") as folder:
         launch(_work, (task, Path(folder)), task.workers)
         found = json.loads((Path(folder) / "found.json").read_text())
     found["losses"] = {float(rate): losses for rate, losses in found["losses"].items()}

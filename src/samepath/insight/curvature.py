@@ -9,12 +9,12 @@ found wrong with runs and models is found before a worker is started.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from samepath.data import GrainRequest, as_source
 from samepath.engine.launch import launch
+from samepath.engine.owners import owned_folder
 from samepath.engine.reopen import ReopenedRun, reopen
 from samepath.engine.request import available_workers
 from samepath.errors import UserError
@@ -39,7 +39,7 @@ def measure_curvature(request: CurvatureRequest, vectors: Path | None = None) ->
             "--examples"
         )
     workers = min(workers, sample.num_grains)
-    with tempfile.TemporaryDirectory(prefix="samepath-") as folder:
+    with owned_folder() as folder:
         arguments = (request, sample.grain_size, int(runs[0].config["threads"]), Path(folder))
         if workers == 1:
             work(*arguments)

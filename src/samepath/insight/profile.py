@@ -9,7 +9,6 @@ anything is measured; nothing is written here.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from samepath.engine.environment import read_place
 from samepath.engine.launch import launch
 from samepath.engine.options import Asked, Options, refuse_recipe, resolve
+from samepath.engine.owners import owned_folder
 from samepath.engine.request import available_workers
 from samepath.errors import UserError
 from samepath.insight.engines import ENGINES
@@ -170,7 +170,7 @@ def _launch(job: Job, engines: tuple[str, ...], workers: int, tell: Callable[[st
     """Everything on workers of our own (and horovod's on those it starts)."""
     count = f"{workers} {'worker' if workers == 1 else 'workers'}"
     parts: list[Found] = []
-    with tempfile.TemporaryDirectory(prefix="samepath-profile-") as scratch:
+    with owned_folder("profile-") as scratch:
         path = Path(scratch) / "found.json"
         if job.engines:
             tell(f"profiling {job.options.recipe} on {count}: {', '.join(job.engines)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import nn
 
 from samepath.engine.launch import launch
 from samepath.engine.options import Options
+from samepath.engine.owners import owned_folder
 from samepath.insight.stopwatch_worker import Job, Steps, Turn, work
 from samepath.study.network import HERE, Sample, link_of
 from samepath.study.results import NetworkFacts
@@ -120,7 +120,7 @@ def _median(values: Iterable[float]) -> float | None:
 
 def run_turns(options: Options, workers: int, turns: tuple[Turn, ...], **job: Any) -> Launched:
     """On workers of this machine; further words are those of `Job`."""
-    with tempfile.TemporaryDirectory(prefix="samepath-stopwatch-") as folder:
+    with owned_folder("stopwatch-") as folder:
         launch(work, (Job(options=options, turns=turns, folder=Path(folder), **job),), workers)
         return read_turns(Path(folder), turns, workers)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from samepath.engine.reopen import ReopenedRun, reopen
+from samepath.engine.reopen import ReopenedRun, look_at
 from samepath.engine.rundir import RunFolder
 from samepath.errors import UserError
 from samepath.report.curves import draw_losses
@@ -21,7 +21,8 @@ from samepath.report.page import Section, write_page
 
 def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -> Path:
     """Draw a run; the page's path. `out` is the folder to draw into, RUN/show if not given."""
-    run = reopen(path)
+    run = look_at(path)
+    draws = run.draws  # a recipe that has changed is refused before anything is drawn
     for other in others:
         RunFolder(other).read()
     folder = out or path / "show"
@@ -36,7 +37,8 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
         draw_losses(labels, picture, title=f"{run.config['recipe']}: loss")
         sections.append(Section(heading="Loss", picture=picture))
     sections += _noise(run, folder)
-    if run.recipe.show is not None:
+    if draws:
+        assert run.recipe.show is not None
         sections += run.recipe.show(run, folder)
     sections += finding_sections(path, run.config["recipe"])
     page = folder / "index.html"

@@ -72,10 +72,11 @@ def register_strategy(name: str, strategy: Strategy) -> None:
     _registered[name] = strategy
 
 
-def find_strategy(text: str) -> FoundStrategy:
-    """The strategy that a text names."""
+def find_strategy(text: str, identity: str | None = None) -> FoundStrategy:
+    """The strategy that a text names. With an identity, a file of any other is refused before any
+    of it is executed."""
     if text.endswith(".py"):
-        return _of_file(text)
+        return _of_file(text, identity)
     name, *said = text.split(":")
     if name in _registered:
         if said:
@@ -119,21 +120,24 @@ def _parameter(name: str, part: str) -> tuple[str, Any]:
         raise UserError(f"strategy {name!r}: {part!r} is not {wanted}; try {parameter}=5") from None
 
 
-def _of_file(text: str) -> FoundStrategy:
+def _of_file(text: str, expected: str | None) -> FoundStrategy:
     path = Path(text)
     if not path.is_file():
         raise UserError(f"strategy file {text!r} does not exist; check the path")
+    source = path.read_bytes()
+    identity = hashlib.sha256(source).hexdigest()
+    if expected not in (None, identity):
+        raise UserError(f"{text} has changed since the run began; put it back as it was")
     module_name = "samepath_strategy_" + path.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         raise UserError(f"strategy file {text!r} raised {type(error).__name__}: {error}") from error
     function = getattr(module, "strategy", None)
     if not callable(function):
         raise UserError(f"strategy file {text!r} has no strategy(k, moment) function; add one")
-    return FoundStrategy(text, hashlib.sha256(path.read_bytes()).hexdigest(), function)
+    return FoundStrategy(text, identity, function)

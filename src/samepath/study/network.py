@@ -12,7 +12,6 @@ import difflib
 import json
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from scipy.optimize import least_squares
 from samepath.engine.collective import Bucket, Collective
 from samepath.engine.gradients import BUCKET_BYTES
 from samepath.engine.launch import launch
+from samepath.engine.owners import owned_folder
 from samepath.engine.session import start
 from samepath.errors import UserError
 from samepath.plan import Reduction, reduction
@@ -195,7 +195,7 @@ WARM_UP, REPEATS = 3, 15
 def measure_network() -> NetworkFacts:
     """The link between two workers of this machine, through the engine's network collective (gloo
     over the loopback; NCCL between GPUs)."""
-    with tempfile.TemporaryDirectory(prefix="samepath-network-") as folder:
+    with owned_folder("network-") as folder:
         path = Path(folder) / "samples.json"
         launch(_work, (path,), 2)
         return link_of([Sample(*sample) for sample in json.loads(path.read_text())], HERE)

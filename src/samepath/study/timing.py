@@ -14,7 +14,6 @@ import json
 import math
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from samepath.engine.collective import Collective
 from samepath.engine.launch import launch
 from samepath.engine.loop import make_trainer
 from samepath.engine.options import Options, recipe_of
+from samepath.engine.owners import owned_folder
 from samepath.engine.session import Session, start
 from samepath.recipe import Recipe
 
@@ -63,7 +63,7 @@ def time_steps(
 ) -> tuple[dict[Kind, list[float]], float]:
     """Step times by kind, on so many workers of this machine, and how many cores others kept busy
     meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="samepath-clock-") as folder:
+    with owned_folder("clock-") as folder:
         path = Path(folder) / "seconds.json"
         job = Job(options=options, kinds=dict(kinds), least_steps=least_steps, path=path)
         launch(_work, (job,), workers)

@@ -1,0 +1,138 @@
+"""A terminal that is closed while a run is shown on it: the step is saved, and the run says so."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samepath.engine.checkpoint import list_checkpoints
+from samepath.engine.options import Asked
+from samepath.engine.request import Request
+from samepath.engine.train import train
+
+sys.path.insert(0, str(Path(__file__).parent))
+from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines, undisturbed
+
+LIMIT_SECONDS = 300
+EPOCHS = 60
+ON_TERMINAL = f"""
+import fcntl, os, signal, sys, termios
+if "IGNORES_HANGUP" in os.environ:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # as a shell has it
+os.execv({str(SAMEPATH)!r}, sys.argv)
+"""
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    return undisturbed(tmp_path_factory.mktemp("unhurt"), EPOCHS)
+
+
+@contextmanager
+def on_terminal(*arguments: str | Path, **variables: str) -> Iterator[tuple[Any, int]]:
+    """`samepath` on a terminal of its own, of which we have the other end."""
+    there, here = pty.openpty()
+    fcntl.ioctl(here, termios.TIOCSWINSZ, b"\x18\0\x50\0\0\0\0\0")
+    os.set_blocking(there, False)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, *arguments],
+        stdin=here,
+        stdout=here,
+        stderr=here,
+        env={**os.environ, "SLOW_SECONDS": "0.02", "TERM": "xterm", **variables},
+        start_new_session=True,
+    )
+    os.close(here)
+    try:
+        yield process, there
+    finally:
+        with suppress(OSError):
+            os.close(there)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def watch_until(lines_there: int, out: Path, process: Any, terminal: int) -> bytes:
+    """Read what is shown, as a terminal does, until so many lines are logged."""
+    shown, until = b"", time.monotonic() + 120
+    while num_lines(out) < lines_there:
+        assert process.poll() is None, shown
+        assert time.monotonic() < until, shown
+        with suppress(BlockingIOError):
+            shown += os.read(terminal, 1 << 16)
+        time.sleep(0.01)
+    return shown
+
+
+@pytest.mark.parametrize("more_signals", [0, 3], ids=["once", "a shell tells it too"])
+@pytest.mark.parametrize("workers", ["1", "2", "1:2"])
+def test_it_saves_the_step(
+    workers: str, more_signals: int, unhurt: tuple[str, Any], tmp_path: Path
+) -> None:
+    out, scratch = tmp_path / "run", tmp_path / "scratch"
+    scratch.mkdir()
+    arguments = ("train", RECIPE, "-n", workers, "--epochs", str(EPOCHS), "--out", out)
+    with on_terminal(*arguments, TMPDIR=str(scratch)) as (process, terminal):
+        shown = watch_until(12, out, process, terminal)
+        assert b" loss " in shown, "it is drawn on"
+        os.close(terminal)
+        for _ in range(more_signals):
+            time.sleep(0.02)
+            if process.poll() is None:
+                process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 128 + signal.SIGHUP
+    record = json.loads((out / "run.json").read_text())
+    assert record["status"] == "interrupted"
+    assert record["result"]["signal"] in (None, signal.SIGHUP)
+    steps = record["result"]["steps"]
+    assert steps >= 10
+    assert [path.name for path in list_checkpoints(out / "checkpoints")] == [f"step-{steps:08d}"]
+    assert left_behind(out) == []
+    assert list(scratch.iterdir()) == []
+    asked = Asked(epochs=EPOCHS)
+    request = Request(recipe=str(RECIPE), num_workers=1, asked=asked, out=out, resume=True)
+    assert (train(request)[0].digest, lines(out)) == unhurt
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_one_that_is_not_told_goes_on(
+    workers: str, unhurt: tuple[str, Any], tmp_path: Path
+) -> None:
+    """nohup: it trains on, with nothing to write to."""
+    out = tmp_path / "run"
+    arguments = ("train", RECIPE, "-n", workers, "--epochs", str(EPOCHS), "--out", out)
+    with on_terminal(*arguments, SLOW_SECONDS="0.002", IGNORES_HANGUP="1") as (process, terminal):
+        watch_until(12, out, process, terminal)
+        os.close(terminal)
+        assert process.wait(120) == 0
+    assert (json.loads((out / "run.json").read_text())["result"]["digest"], lines(out)) == unhurt
+
+
+def test_a_reader_that_leaves_ends_nothing(unhurt: tuple[str, Any], tmp_path: Path) -> None:
+    """`samepath train ... 2>&1 | head -1`, roughly."""
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [SAMEPATH, "train", RECIPE, "-n", "1:2", "--epochs", str(EPOCHS), "--out", out],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "SLOW_SECONDS": "0.002"},
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(120) == 0
+    assert (json.loads((out / "run.json").read_text())["result"]["digest"], lines(out)) == unhurt
