@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from samepath.errors import UserError
 
-_VARIABLES = (
+VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -29,7 +29,7 @@ def set_threads(threads: int) -> None:
     import torch
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    os.environ.update(dict.fromkeys(_VARIABLES, str(threads)))
+    os.environ.update(dict.fromkeys(VARIABLES, str(threads)))
     threadpool_limits(threads)
     torch.set_num_threads(threads)
 
@@ -55,9 +55,9 @@ def limited_threads(threads: int) -> Iterator[None]:
 def threads_of_children(threads: int, *, unless_set: bool = False) -> Iterator[None]:
     """The same for processes that are started inside, and not for this one. `unless_set` leaves
     them to a person who has set any of the variables."""
-    before = {name: os.environ.get(name) for name in _VARIABLES}
+    before = {name: os.environ.get(name) for name in VARIABLES}
     if not (unless_set and any(before.values())):
-        os.environ.update(dict.fromkeys(_VARIABLES, str(threads)))
+        os.environ.update(dict.fromkeys(VARIABLES, str(threads)))
     try:
         yield
     finally:

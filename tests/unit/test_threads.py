@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
-from samepath.threads import limited_threads, set_threads, threads_of_children
+from samepath.threads import VARIABLES, limited_threads, set_threads, threads_of_children
 
 RECIPE = """
 import json, os, sys
@@ -59,9 +59,8 @@ def test_a_recipe_computes_with_the_threads_of_the_plan(
 
 
 def test_children_can_be_left_to_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     with threads_of_children(1, unless_set=True):
         assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "1"
     assert "OMP_NUM_THREADS" not in os.environ

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from samepath.engine.launch import interruptible
+from samepath.engine.owners import owned_folder
 from samepath.engine.reports import Report, read_reports
 from samepath.engine.train import Request, train
 from samepath.orphans import die_with_parent
@@ -20,7 +20,7 @@ from samepath.orphans import die_with_parent
 
 def train_in_fresh_process(request: Request) -> None:
     """Train, and wait for the end."""
-    with tempfile.TemporaryDirectory(prefix="samepath-") as reports:
+    with owned_folder() as reports:
         with interruptible():
             # -P: the folder one happens to be in is not importable under `samepath train`
             command = [sys.executable, "-P", "-m", "samepath.engine.alone"]

@@ -8,9 +8,11 @@ not ended, and no checkpoint is as new. What does not show whose it is stays too
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.synchronize
 import multiprocessing.util
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -91,13 +93,13 @@ def is_wanted(run_id: str, folder: Path) -> bool:
 def marked_semaphores() -> Iterator[None]:
     """Python's semaphores have names in shared memory, and are removed by a process of its own,
     which may be killed too: those that are made here show whose they are."""
-    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    before = config["semprefix"]
-    config["semprefix"] = f"/samepath-{owners.mark()}"
+    made: Any = multiprocessing.synchronize.SemLock  # whose names joblib also makes, if it is there
+    before = vars(made)["_make_name"]
+    made._make_name = staticmethod(lambda: f"/samepath-{owners.mark()}-{secrets.token_hex(4)}")
     try:
         yield
     finally:
-        config["semprefix"] = before
+        made._make_name = before
 
 
 def mark_socket_folder() -> None:
