@@ -33,7 +33,8 @@ if launched:
 def loss(model, batch):
     global calls
     calls += 1
-    if launched and calls == 5 and os.environ["RANK"] == "1":  # two grains a step
+    # one grain before the first step, to compare workers; then two a step
+    if launched and calls == 6 and os.environ["RANK"] == "1":
         if FAIL == "raise":
             raise RuntimeError("the scanner is on fire")
         if FAIL == "exit":
@@ -81,7 +82,7 @@ def test_the_error_names_the_worker(fail: str, link: str, tmp_path: Path) -> Non
     text = str(failed.value)
     if fail == "raise":
         assert text.startswith("worker 1 failed:\nTraceback")
-        assert 'mine.py", line 19, in loss' in text
+        assert 'mine.py", line 20, in loss' in text
         assert text.endswith("RuntimeError: the scanner is on fire")
     elif fail == "SIGKILL":
         assert re.fullmatch(r"worker 1 was ended by SIGKILL \(process \d+\)", text)

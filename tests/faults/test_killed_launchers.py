@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from samepath.engine.copies import MEMORY
 
 LIMIT_SECONDS = 300
 EPOCHS = 6
+pytestmark = pytest.mark.alone  # any other run that begins would clean up first
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +43,11 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    """The temporary folder of the processes that are started."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    return folder
+def scratch() -> Iterator[Path]:
+    """The temporary folder of the processes that are started: of a short name, for sockets lie
+    elsewhere if there is no room for theirs."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def semaphores(launcher: int) -> list[Path]:

@@ -2,8 +2,8 @@
 
 In: training or validation data of any kind. Out: by name, a SHA-256 of what was looked at.
 Covered, of tensors and arrays (also in a TensorDataset, a Subset, a ConcatDataset): shapes, types,
-a sum of every megabyte, and all bytes of a thousand rows spread evenly; of mapped ones, those rows
-only. Of other data sets: their class and length, and their first, middle and last item, each where
+a sum of every megabyte, and all bytes of a thousand rows spread evenly; of mapped ones, sixty-four
+rows only. Of other data sets: their class and length, and their first, middle and last item, each where
 loading it twice gives the same (an item that is random in a way of its own is not compared).
 """
 
@@ -22,11 +22,20 @@ from torch.utils.data import ConcatDataset, Subset
 
 from samepath.data.examples import Collate
 from samepath.data.loaders import Loaders
-from samepath.data.mapped import Column, is_mapped
-from samepath.data.sources import Data, GrainRequest, SomeOf, as_source, columns_of
+from samepath.data.mapped import Column, expect_random_rows, is_mapped
+from samepath.data.sources import (
+    Data,
+    GrainRequest,
+    SomeOf,
+    as_source,
+    as_tensor,
+    columns_of,
+)
 
 _CHUNK = 1 << 20
 _MOST_ROWS = 1024
+_MAPPED_ROWS = 64
+"""The same where each has to be read from a disk."""
 _ROWS_BYTES = 16 << 20
 """Of rows that are looked at byte by byte; three are in any case."""
 _ITEM_SECONDS = 5.0
@@ -103,7 +112,11 @@ def _add_column(whole: Any, column: Column) -> None:
         step = max(1, _CHUNK // row_bytes)
         sums = [_sum(_bytes(column[begin : begin + step])) for begin in range(0, shape[0], step)]
         whole.update(np.array(sums, np.uint64).tobytes())
-    number = min(shape[0], _MOST_ROWS, max(3, _ROWS_BYTES // row_bytes))
+        most = _MOST_ROWS
+    else:
+        expect_random_rows(as_tensor(column))  # else the system reads ahead of each
+        most = _MAPPED_ROWS
+    number = min(shape[0], most, max(3, _ROWS_BYTES // row_bytes))
     for row in np.unique(np.linspace(0, shape[0] - 1, number).round().astype(np.int64)).tolist():
         whole.update(_bytes(column[row : row + 1]))
 

@@ -59,7 +59,7 @@ def _refuse_uneven(columns: Iterable[Column]) -> None:
         raise UserError(f"the data's tensors have {found}; give tensors with one row per example")
 
 
-def _as_tensor(part: Column) -> Tensor:
+def as_tensor(part: Column) -> Tensor:
     """The same memory as a tensor."""
     if isinstance(part, Tensor):
         return part
@@ -95,7 +95,7 @@ class TensorSource:
     ) -> None:
         self._single = isinstance(data, (Tensor, np.ndarray))
         parts = (data,) if isinstance(data, (Tensor, np.ndarray)) else tuple(data)
-        self._tensors = tuple(_as_tensor(part) for part in parts)
+        self._tensors = tuple(as_tensor(part) for part in parts)
         self._mapped = [
             tensor for tensor, part in zip(self._tensors, parts, strict=True) if is_mapped(part)
         ]
