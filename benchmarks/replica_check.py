@@ -90,7 +90,7 @@ def main() -> None:
             print(
                 f"{name}, {workers} worker{'s' if workers > 1 else ''}: ratio {found['ratio']:.4f} "
                 f"({found['low']:.4f} to {found['high']:.4f}); sums over weights and buffers "
-                f"{found['sums ms']:.2f} ms, that is {found['share of the step time']:.3%} of a step",
+                f"{found['sums ms']:.2f} ms, {found['share of the step time']:.3%} of a step",
                 flush=True,
             )
     path = Path(__file__).parent / "results" / "replica_check.json"

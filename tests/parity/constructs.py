@@ -663,6 +663,23 @@ def signed_zero_buffer() -> Training:
     return training(Model())
 
 
+@same("a buffer that is given other memory (`buffer.data = ...`)", gradient=False)
+def buffer_data_replaced() -> Training:
+    class Model(Around):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.mean: Tensor
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            scores = super().forward(inputs)
+            if self.training:
+                self.mean.data = 0.9 * self.mean + 0.1 * scores.detach().mean(0)
+            return scores - self.mean
+
+    return training(Model(), optimizer=sgd)
+
+
 @same("spectral norm and weight norm (parametrizations)")
 def parametrizations() -> Training:
     model = dense()

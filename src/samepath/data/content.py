@@ -3,8 +3,8 @@
 In: training or validation data of any kind. Out: by name, a SHA-256 of what was looked at.
 Covered, of tensors and arrays (also in a TensorDataset, a Subset, a ConcatDataset): shapes, types,
 a sum of every megabyte, and all bytes of a thousand rows spread evenly; of mapped ones, sixty-four
-rows only. Of other data sets: their class and length, and their first, middle and last item, each where
-loading it twice gives the same (an item that is random in a way of its own is not compared).
+rows only. Of other data sets: their class and length, and their first, middle and last item, each
+where loading it twice gives the same (an item that is random in a way of its own is not compared).
 """
 
 from __future__ import annotations

@@ -49,15 +49,15 @@ class BufferMerge:
                     self.names.append(f"{prefix}.{name}" if prefix else name)
         self._there = self._non_empty()
         self._is_float = [t.is_floating_point() or t.is_complex() for t in self._originals]
-        self._is_norm = [isinstance(module, _NormBase) for module, _ in self._homes]
+        is_norm = [isinstance(module, _NormBase) for module, _ in self._homes]
+        self._statistics = [i for i, norm in enumerate(is_norm) if norm and self._is_float[i]]
+        self._others = [i for i in range(len(self._homes)) if i not in self._statistics]
         self._saved = [t.clone() for t in self._originals]
+        self._bits = [bits_of(t.detach()) for t in self._originals]
+        self._saved_bits = [bits_of(t) for t in self._saved]
         # Buffers that have been averaged before, or surely will be, are added grain by grain, like
         # the gradients; another that needs it for the first time is added in a round of its own.
-        self._known = [
-            index
-            for index, (module, _) in enumerate(self._homes)
-            if self._is_float[index] and self._is_norm[index] and module.training
-        ]
+        self._known = [index for index in self._statistics if self._homes[index][0].training]
         self._known_sum: TreeSum | None = None
 
     def _non_empty(self) -> list[list[str]]:
@@ -86,7 +86,7 @@ class BufferMerge:
         """What the first grain that changed a buffer left."""
         self._parts: set[int] = set()
         """Buffers that a grain has written in part."""
-        self._codes = np.full(len(self._homes), _NO_GRAIN, np.uint8)
+        self._codes = [_NO_GRAIN] * len(self._homes)
         if self._homes:
             torch._foreach_copy_(self._saved, self._originals)
         if self._known:
@@ -97,7 +97,8 @@ class BufferMerge:
     def after_grain(self, scale: float) -> None:
         """Take down what this grain changed, and put the old values back for the next. A grain that
         counts for nothing has no say."""
-        self._refuse_new()
+        if not self._scales:  # the first
+            self._refuse_new()
         changes = self._changes()
         counted = changes if scale else {}
         if self._known_sum is not None:
@@ -120,23 +121,23 @@ class BufferMerge:
 
     def _compare(self, changes: Mapping[int, Tensor]) -> None:
         """Is it what earlier grains of this batch left?"""
-        for index, code in enumerate(self._codes):
-            now = changes.get(index)
+        for index in self._statistics:
+            if index in changes:
+                self._codes[index] = _MIXED  # of the grain's own examples
+        for index in self._others:
+            now, code, is_float = changes.get(index), self._codes[index], self._is_float[index]
             if now is None:
                 # a counter need not change in every grain (one that takes another branch)
-                mixed = self._is_float[index] and code == _ALIKE
-                self._codes[index] = _MIXED if mixed else max(int(code), _UNCHANGED)
+                mixed = is_float and code == _ALIKE
+                self._codes[index] = _MIXED if mixed else max(code, _UNCHANGED)
                 continue
-            if self._is_float[index] and not self._is_norm[index] and not self._one_grain:
+            if is_float and not self._one_grain:
                 self._look_for_queue(index, now, changes)
-            if self._is_norm[index] and self._is_float[index]:
-                self._codes[index] = _MIXED  # a statistic of the grain's own examples
-            elif index not in self._alike:
+            if index not in self._alike:
                 self._alike[index] = now.clone()
-                mixed = self._is_float[index] and code == _UNCHANGED
-                self._codes[index] = _MIXED if mixed else _ALIKE
+                self._codes[index] = _MIXED if is_float and code == _UNCHANGED else _ALIKE
             elif not same_bits(self._alike[index], now):
-                if not self._is_float[index]:
+                if not is_float:
                     self._refuse(index)
                 self._codes[index] = _MIXED
 
@@ -144,13 +145,18 @@ class BufferMerge:
         """The buffers that differ from what they were before the grain, as they are."""
         changes: dict[int, Tensor] = {}
         for index, (module, name) in enumerate(self._homes):
-            now, saved = module._buffers[name], self._saved[index]
-            if now is None or now.shape != saved.shape or now.dtype != saved.dtype:
-                raise UserError(
-                    f"buffer {self.names[index]!r} changes its shape or type during training; "
-                    "keep such state outside buffers"
-                )
-            if not same_bits(now, saved):
+            now = module._buffers[name]
+            bits = self._bits[index]
+            # replaced, or given other memory (buffer.data = ...)
+            if now is not self._originals[index] or now.data_ptr() != bits.data_ptr():
+                saved = self._saved[index]
+                if now is None or now.shape != saved.shape or now.dtype != saved.dtype:
+                    raise UserError(
+                        f"buffer {self.names[index]!r} changes its shape or type during training; "
+                        "keep such state outside buffers"
+                    )
+                bits = bits_of(now.detach())
+            if not torch.equal(bits, self._saved_bits[index]):
                 changes[index] = now.detach()
         return changes
 
@@ -214,7 +220,8 @@ class BufferMerge:
                     bits_of(tensor).cpu().contiguous().numpy().tobytes(), digest_size=8
                 )
                 hashes[index] = np.frombuffer(value.digest(), np.uint8)
-        return np.concatenate([self._codes[:, None], hashes], axis=1).ravel()
+        codes = np.array(self._codes, np.uint8)
+        return np.concatenate([codes[:, None], hashes], axis=1).ravel()
 
     def finish(self, records: Sequence[Record], *, keep: bool = True) -> None:
         """Give the buffers their values after the batch; or only end the sums under way."""

@@ -246,10 +246,12 @@ class GradientSum:
         self._merged = 0
         self._correction = 1.0
         self._pieces = [0] * len(self._here)
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(OwnHook(partial(self._ready, place)))
-            for place, parameter in enumerate(self._here)
-        ]
+        self._handles = []
+        if self._overlap:  # alone, versions tell of pieces, and cost less
+            self._handles = [
+                parameter.register_post_accumulate_grad_hook(OwnHook(partial(self._ready, place)))
+                for place, parameter in enumerate(self._here)
+            ]
 
     def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether these are still the parameters (people replace, freeze and unfreeze them)."""
@@ -264,13 +266,9 @@ class GradientSum:
         if not self._listens:
             return  # a backward pass of another batch, or of somebody else
         self._pieces[place] += 1
-        if self._pieces[place] > 1 and (self._writing or self._merged):
-            raise UserError(
-                f"the gradient of {self._name(place)!r} comes in several pieces in one backward "
-                "pass, and came in one before; use checkpoint(..., use_reentrant=False)"
-            )
         if not self._writing:
             return
+        self._refuse_pieces(place)
         self._refuse_sparse(place)
         if parameter.grad is not None:
             if self._correction != 1.0:
@@ -279,6 +277,14 @@ class GradientSum:
                 self._norms[-1] += torch._foreach_norm([parameter.grad])
         self._tree.write_last(place, parameter.grad)
         parameter.grad = None  # it is in its bucket; the memory can go
+
+    def _refuse_pieces(self, place: int) -> None:
+        """Raise if there was more than one, where that is too late or changes the order of sums."""
+        if self._pieces[place] > 1:
+            raise UserError(
+                f"the gradient of {self._name(place)!r} comes in several pieces in one backward "
+                "pass, and came in one before; use checkpoint(..., use_reentrant=False)"
+            )
 
     def _name(self, place: int) -> str:
         return self.names[self._trained[place]]
@@ -319,9 +325,12 @@ class GradientSum:
         self._pieces = [0] * len(self._here)
         self._listens = True
         self._correction = correction
+        self._versions = [-1] * len(self._here)
         if self._merged:
-            for parameter, gradient in zip(self._here, self._tree.pop(), strict=True):
-                parameter.grad = gradient
+            for place, gradient in enumerate(self._tree.pop()):
+                if gradient is not None:
+                    self._here[place].grad = gradient
+                    self._versions[place] = gradient._version
         self._measuring = measure
         if measure:
             assert not self._merged, "an odd grain may have been added to its pair"
@@ -345,6 +354,15 @@ class GradientSum:
     def _take_gradients(self) -> None:
         """All of the grain's, which are in `.grad`."""
         gradients = [parameter.grad for parameter in self._here]
+        if not self._overlap and (self._merged or self._comes_once is None):
+            # a piece is added in place, which counts a version; the first of all is version 0
+            self._pieces = [
+                0 if gradient is None else gradient._version - before
+                for gradient, before in zip(gradients, self._versions, strict=True)
+            ]
+        if self._merged:
+            for place in range(len(gradients)):
+                self._refuse_pieces(place)
         present = [gradient for gradient in gradients if gradient is not None]
         if any(gradient.is_sparse for gradient in present):
             for place in range(len(gradients)):
