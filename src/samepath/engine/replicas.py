@@ -103,22 +103,26 @@ class Replicas:
 
     # ---- beside the others'
 
-    def compare(self, step: int, records: Sequence[Record]) -> None:
-        """Raise where workers' records differ. A worker without a grain in this batch takes over
-        what the others' forward passes have done to the weights (all workers together)."""
+    def compare(self, step: int, records: Sequence[Record], *, refuses: bool) -> None:
+        """Raise where workers' records differ, if it `refuses` that. A worker without a grain in
+        this batch takes over what the others' forward passes have done to the weights (all workers
+        together)."""
         if not any(map(len, records)):
             return
         numbers = np.stack([record.view(np.int64) for record in records])
         names = list(self._tensors())
         started, ended = numbers[:, 1 : 1 + len(names)], numbers[:, 1 + len(names) :]
-        refuse_drift(names, started, f"before step {step}")
+        if refuses:
+            refuse_drift(names, started, f"before step {step}")
         busy = np.flatnonzero(numbers[:, 0])
-        parameters = self._parameters()
-        for place, (name, parameter) in enumerate(parameters.items()):
-            if (ended[busy, place] != ended[busy[0], place]).any():
+        source = int(busy[0])
+        for place, (name, parameter) in enumerate(self._parameters().items()):
+            after = ended[source, place]
+            if refuses and (ended[busy, place] != after).any():
                 raise _changed_by_grains(name)
-            if (ended[:, place] != ended[busy[0], place]).any():
-                self._collective.broadcast(parameter.detach(), int(busy[0]))
+            is_changed = after != started[source, place]  # which begins with the parameters too
+            if is_changed and len(busy) < len(records):
+                self._collective.broadcast(parameter.detach(), source)
 
     def compare_now(self, when: str) -> None:
         """Raise where workers differ (all workers together)."""

@@ -229,7 +229,8 @@ class Trainer:
         """Raise if workers' models were not the same around this batch's grains."""
         if not underway.is_compared:
             underway.is_compared = True
-            self._replicas.compare(underway.step, underway.know().replicas)
+            refuses = self.settings.compare_workers
+            self._replicas.compare(underway.step, underway.know().replicas, refuses=refuses)
 
     def compare_replicas(self, when: str) -> None:
         """Raise if workers' models are not the same now (all workers together)."""
@@ -280,8 +281,9 @@ class Trainer:
         self._buffers.begin(division.reduction)
         busy = Stopwatch()
         data, scales, weight = weigh(self, share, division, mine, busy)
-        is_due = batch.step % EVERY == 0 or self._is_new or not all(division.reduction.runs)
-        self._replicas.begin(check=is_due and self.settings.compare_workers and not only_look)
+        is_due = self.settings.compare_workers and (batch.step % EVERY == 0 or self._is_new)
+        some_idle = not all(division.reduction.runs)
+        self._replicas.begin(check=(is_due or some_idle) and not only_look)
         losses = []
         with busy:
             for number, examples in mine.items():
