@@ -46,6 +46,7 @@ def make_trainer(
     *,
     follow_speed: bool = True,
     compare_workers: bool = True,
+    other_hardware: bool = False,
 ) -> Trainer:
     """A trainer at step 0."""
     seed_everything(key("model", options.seed))
@@ -77,6 +78,7 @@ def make_trainer(
         drop_last=options.drop_last,
         follow_speed=follow_speed,
         compare_workers=compare_workers,
+        other_hardware=other_hardware,
     )
 
 
@@ -99,6 +101,7 @@ class Run:
         elastic: bool = False,
         others_go_on: bool = False,
         compare_workers: bool = True,
+        other_hardware: bool = False,
     ) -> None:
         self.recipe = recipe
         self.options = options
@@ -115,7 +118,13 @@ class Run:
         self._wants_events = events and self.writes is not None
         self._events: EventWriter | None = None
         self.course = Course(options)
-        self.trainer = make_trainer(recipe, options, session, compare_workers=compare_workers)
+        self.trainer = make_trainer(
+            recipe,
+            options,
+            session,
+            compare_workers=compare_workers,
+            other_hardware=other_hardware,
+        )
         self.trainer.doubt = self.display.note
         self.trainer.keeps = keeps
         self.progress = Progress()

@@ -66,6 +66,9 @@ class Settings:
     compare_workers: bool = True
     """Workers compare their models before the first step, on the way and at the end (`verify`,
     which looks for differences itself, goes on where they differ)."""
+    other_hardware: bool = False
+    """Workers may have different kinds of processors; the path then depends on which of them
+    computes what."""
     follow_speed: bool = True
     """A slow worker gets fewer grains, which changes no bits (with `exact`; without it, shares stay
     even)."""

@@ -51,11 +51,15 @@ def refuse_other_start(trainer: Trainer) -> None:
     if differs.any():
         place = int(np.flatnonzero(differs.any(axis=0))[0])
         worker = int(np.flatnonzero(differs[:, place])[0])
-        raise UserError(
-            f"{list(tensors)[place]!r} of worker {worker} is not that of worker 0 before the first "
-            "step; make the model after samepath.start(), which sets the generators from the seed "
-            "(torch.rand and the like), or load its weights from a file"
-        )
+        what = f"{list(tensors)[place]!r} of worker {worker} is not that of worker 0"
+        if not _explained(trainer, worker, f"{what} before the first step"):
+            raise UserError(
+                f"{what} before the first step; make the model after samepath.start(), which sets "
+                "the generators from the seed (torch.rand and the like), or load its weights from "
+                "a file"
+            )
+        for tensor in tensors.values():  # one model, as one kind of machine makes it
+            collective.broadcast(tensor.detach())
     settings = [
         sorted((name, value) for name, value in group.items() if _is_plain(value))
         for group in trainer.optimizer.param_groups
@@ -85,28 +89,35 @@ def compare_workers(trainer: Trainer, batch: Batch, feed: Feed) -> None:
     collective = trainer.collective
     if collective.num_workers == 1:
         return
-    mine = _hash(_first_grain(trainer, batch, feed))
-    machine = describe_cpu().encode()[:_WORDS_BYTES].ljust(_WORDS_BYTES)
-    found = collective.gather(np.concatenate([mine, np.frombuffer(machine, np.uint8)]))
-    results = [record[: len(mine)].tobytes() for record in found]
-    machines = [record[len(mine) :].tobytes().decode(errors="replace").strip() for record in found]
-    other = next((w for w, result in enumerate(results) if result != results[0]), None)
+    other = _first_other(collective, _hash(_first_grain(trainer, batch, feed)))
     if other is None:
         return
-    if machines[other] == machines[0]:
-        text = (
-            f"worker {other} computes the first grain differently from worker 0, on the same kind "
-            "of processor: its data or its model are not the same, or draw from a generator that "
-            "the seed does not set; run `samepath verify` to see where"
+    what = f"worker {other} computes the first grain differently from worker 0"
+    if not _explained(trainer, other, what):
+        raise UserError(
+            f"{what}, on the same kind of processor: its data or its model are not the same, or "
+            "draw from a generator that the seed does not set; run `samepath verify` to see where"
         )
-        raise UserError(text)
+
+
+def _explained(trainer: Trainer, worker: int, what: str) -> bool:
+    """Whether that is another kind of machine, which is said; an error unless it may be."""
+    mine = np.frombuffer(describe_cpu().encode()[:_WORDS_BYTES].ljust(_WORDS_BYTES), np.uint8)
+    found = trainer.collective.gather(mine.copy())
+    machines = [record.tobytes().decode(errors="replace").strip() for record in found]
+    if machines[worker] == machines[0]:
+        return False
     text = (
-        f"worker {other} ({machines[other]}) computes the first grain differently from worker 0 "
-        f"({machines[0]}): kernels differ between processors"
+        f"{what}: its processor is {machines[worker]}, worker 0's is {machines[0]}, and their "
+        "kernels differ"
     )
-    if not trainer.other_hardware:
-        raise UserError(f"{text}; use machines of one kind, or add --other-hardware")
+    if not trainer.settings.other_hardware:
+        raise UserError(
+            f"{text}; use machines of one kind, or add --other-hardware (in your own loop: "
+            "prepare(..., other_hardware=True))"
+        )
     trainer.doubt(f"{text}, so that the path depends on which of them computes what")
+    return True
 
 
 def _first_grain(trainer: Trainer, batch: Batch, feed: Feed) -> list[Any]:

@@ -88,9 +88,6 @@ class Trainer:
         self.doubt: Callable[[str], None] = _warn
         """Told what a person should look into."""
         self._doubted: set[str] = set()
-        self.other_hardware = False
-        """Workers may be of different kinds of processors, and the path depend on which computes
-        what."""
         self._follows = settings.follow_speed and settings.exact and collective.num_workers > 1
         self._step_seconds = 0.0
         self._sums = SumPool(collective, exact=settings.exact)

@@ -67,8 +67,8 @@ def work(
             elastic=request.elastic,
             others_go_on=request.elastic and place.num_here < place.num_workers,
             compare_workers=request.watch is None,
+            other_hardware=others,
         )
-        run.trainer.other_hardware = others
         if request.resume or request.elastic:
             run.resume()
         tell = None if request.watch is None else request.watch(run)
