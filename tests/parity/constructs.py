@@ -525,6 +525,150 @@ def averaged_model() -> Training:
     return training(model, before_step=turn)
 
 
+@same("a teacher that begins as the student's copy (`lerp_`, torch's own EMA)")
+def teacher_by_lerp() -> Training:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        assert isinstance(model, Teacher)
+        with torch.no_grad():
+            for slow, quick in zip(
+                model.teacher.parameters(), model.student.parameters(), strict=True
+            ):
+                slow.lerp_(quick, 0.1)
+        return consistency(model, batch)
+
+    return training(Teacher(), loss=loss)
+
+
+@same("an optimizer that keeps the last gradient (`state['previous'] = p.grad`)")
+def kept_gradient() -> Training:
+    class Extrapolates(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {"lr": 0.05})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                state = self.state[parameter]
+                previous = state.get("previous", parameter.grad)
+                parameter.sub_(0.05 * (1.5 * parameter.grad - 0.5 * previous))
+                state["previous"] = parameter.grad
+
+    return training(optimizer=lambda model: Extrapolates(model.parameters()))
+
+
+@same("a mask or another buffer that you assign between steps (pruning)")
+def buffer_between_steps() -> Training:
+    class Model(Around):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(4))
+            self.mask: Tensor
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) * self.mask
+
+    model = Model()
+
+    def turn(step: int) -> None:
+        if step in (2, 5):
+            model.mask = torch.arange(4.0) * step
+
+    return training(model, before_step=turn)
+
+
+@same("a layer that is added between steps (progressive growing)", gradient=False)
+def layer_added() -> Training:
+    model = nn.Sequential(nn.Linear(8, 4))
+    optimizer = sgd(model)
+
+    def turn(step: int) -> None:
+        if step == 1:
+            layer = nn.BatchNorm1d(4)
+            model.append(layer)
+            optimizer.add_param_group({"params": [*layer.parameters()]})
+
+    return training(model, optimizer=lambda _: optimizer, before_step=turn)
+
+
+@same("a parameter that only some grains use, by index (versions of gradients differ)")
+def sometimes_indexed() -> Training:
+    class Model(Around):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(3, 4))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hit = inputs[:, 0] > 1.0
+            scores = super().forward(inputs)
+            return scores + self.table[hit.long()] * hit[:, None] if hit.any() else scores
+
+    return training(Model())
+
+
+@same("a grain whose loss has no gradient (nothing in it to learn from)", plain=False)
+def loss_without_graph() -> Training:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        keep = batch[0][:, 0] > 0.3
+        return classify(model, (batch[0][keep], batch[1][keep])) if keep.any() else torch.zeros(())
+
+    return training(loss=loss)
+
+
+@refused("a module of the loss, outside the model, with buffers or weights that it changes",
+         "not in the model")  # fmt: skip
+def stateful_loss() -> Training:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("centre", torch.zeros(4))
+            self.centre: Tensor
+
+        def forward(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            scores = model(batch[0])
+            self.centre.mul_(0.9).add_(scores.detach().mean(0), alpha=0.1)
+            return F.cross_entropy(scores - self.centre, batch[1])
+
+    return training(loss=Centred())
+
+
+@refused("weights that `forward` begins to change after the first steps", "not in the first steps")
+def late_teacher() -> Training:
+    model = Teacher()
+    now = 0
+
+    def turn(step: int) -> None:
+        nonlocal now
+        now = step
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        assert isinstance(model, Teacher)
+        if now == 2:
+            with torch.no_grad():
+                for slow in model.teacher.parameters():
+                    slow.mul_(0.9)
+        return consistency(model, batch)
+
+    return training(model, loss=loss, before_step=turn)
+
+
+@refused("a bank of one value per example in a buffer", "queue or a memory bank")
+def loss_bank() -> Training:
+    class Model(Around):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("bank", torch.ones(NUM_EXAMPLES))
+            self.bank: Tensor
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        assert isinstance(model, Model)
+        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        if model.training:
+            model.bank[batch[2]] = each.detach()
+        return each.mean()
+
+    return training(Model(), data=(*vectors(), torch.arange(NUM_EXAMPLES)), loss=loss)
+
+
 @refused("`nn.Embedding(max_norm=...)`", "max_norm")
 def embedding_max_norm() -> Training:
     return training(nn.Sequential(nn.EmbeddingBag(12, 4, max_norm=1.0)), data=tokens())
@@ -1065,6 +1209,23 @@ def mixing() -> Training:
 
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
     return training(model, loss=loss)
+
+
+@yours("sums, maxima and counts of examples in buffers: each grain's from the same start, then "
+       "their mean", plain=False)  # fmt: skip
+def running_maximum() -> Training:
+    class Model(Around):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("most", torch.zeros(()))
+            self.most: Tensor
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                self.most = torch.maximum(self.most, inputs.max())
+            return super().forward(inputs) / (1 + self.most)
+
+    return training(Model())
 
 
 @yours("state in Python (a counter of calls): it counts this worker's grains, and the path depends "

@@ -34,20 +34,30 @@ class BufferMerge:
 
     def __init__(self, collective: Collective, model: nn.Module, *, exact: bool) -> None:
         self._collective = collective
+        self._model = model
         self._exact = exact
+        self._scan()
+
+    def _scan(self) -> None:
+        """Take in the buffers that are there."""
         self._homes: list[tuple[nn.Module, str]] = []
         self._originals: list[Tensor] = []
         self.names: list[str] = []
-        self._modules = dict(model.named_modules())
-        seen: set[int] = set()
+        self._modules = dict(self._model.named_modules())
+        self._shared: list[tuple[nn.Module, str, int]] = []
+        """Other places of buffers that are in several modules."""
+        seen: dict[int, int] = {}
         for prefix, module in self._modules.items():
             for name, tensor in module._buffers.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
+                if tensor is not None and id(tensor) in seen:
+                    self._shared.append((module, name, seen[id(tensor)]))
+                elif tensor is not None:
+                    seen[id(tensor)] = len(self._homes)
                     self._homes.append((module, name))
                     self._originals.append(tensor)
                     self.names.append(f"{prefix}.{name}" if prefix else name)
         self._there = self._non_empty()
+        self._structure = self._places()
         self._is_float = [t.is_floating_point() or t.is_complex() for t in self._originals]
         is_norm = [isinstance(module, _NormBase) for module, _ in self._homes]
         self._statistics = [i for i, norm in enumerate(is_norm) if norm and self._is_float[i]]
@@ -60,6 +70,15 @@ class BufferMerge:
         self._known = [index for index in self._statistics if self._homes[index][0].training]
         self._known_sum: TreeSum | None = None
 
+    def _places(self) -> list[tuple[int, str, int]]:
+        """Which tensor is where. (What is compared with is alive, so that numbers are not used
+        again.)"""
+        return [
+            (id(module), name, id(tensor))
+            for module in self._model.modules()
+            for name, tensor in module._buffers.items()
+        ]
+
     def _non_empty(self) -> list[list[str]]:
         """Names of the buffers that are there, by module."""
         return [
@@ -68,7 +87,7 @@ class BufferMerge:
         ]
 
     def _refuse_new(self) -> None:
-        """Raise for a buffer that was not there, or None, when training began."""
+        """Raise for a buffer that was not there, or None, before the first grain."""
         for prefix, before, now in zip(self._modules, self._there, self._non_empty(), strict=True):
             for name in set(now) - set(before):
                 raise UserError(
@@ -78,12 +97,16 @@ class BufferMerge:
                 )
 
     def begin(self, reduction: Reduction) -> None:
+        if self._places() != self._structure:  # between steps: a new mask, a layer more
+            self._scan()
         self._reduction = reduction
         self._one_grain = sum(map(len, reduction.runs)) == 1
         self._late: list[dict[int, Tensor]] = []
         self._scales: list[float] = []
         self._alike: dict[int, Tensor] = {}
         """What the first grain that changed a buffer left."""
+        self._written: dict[int, Tensor] = {}
+        """Which values of a line of them the grains so far have written."""
         self._parts: set[int] = set()
         """Buffers that a grain has written in part."""
         self._codes = [_NO_GRAIN] * len(self._homes)
@@ -158,9 +181,17 @@ class BufferMerge:
                 bits = bits_of(now.detach())
             if not torch.equal(bits, self._saved_bits[index]):
                 changes[index] = now.detach()
+            elif now is not self._originals[index]:  # replaced by its like
+                module._buffers[name] = self._originals[index]
         return changes
 
     def _put_back(self, changes: Mapping[int, Tensor]) -> None:
+        for module, name, index in self._shared:
+            if module._buffers[name] is not self._originals[index]:
+                raise UserError(
+                    f"buffer {self.names[index]!r} is in several modules, and replaced in one of "
+                    "them; change it in place (copy_)"
+                )
         if changes:
             originals = [self._originals[index] for index in changes]
             torch._foreach_copy_(originals, [self._saved[index] for index in changes])
@@ -185,6 +216,12 @@ class BufferMerge:
         ]
         if written_in_part(saved, now, pointers):
             self._parts.add(index)
+        changed = saved != now
+        if saved.dim() == 1 and not bool(changed.all()):
+            before = self._written.get(index)
+            if before is not None and not bool((before & changed).any()):
+                self._parts.add(index)  # each grain its own: values by example
+            self._written[index] = changed if before is None else before | changed
 
     def _refuse_queues(self, averaged: list[int]) -> None:
         for index in averaged:

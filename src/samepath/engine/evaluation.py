@@ -81,8 +81,14 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
             f"evaluation changes {min(model.changed)!r} of the model, which is put back: only "
             "training changes it"
         )
-    trainer.seed_between_steps()
+    trainer.seed_between_steps("evaluation")
     names = _agree_on_names(trainer, found)
+    for values in found:
+        if sorted(values) != names:
+            raise UserError(
+                f"evaluate() returned {sorted(values)} for some examples and {names} for others; "
+                "return the same names for every batch"
+            )
     facts = np.zeros((max(len(run) for run in runs), len(names) + 1))
     for row, (values, weight) in enumerate(zip(found, weights, strict=True)):
         facts[row] = [weight, *(float(values[name]) for name in names)]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,9 @@ Sums: TypeAlias = list[Tensor | None]
 
 BUCKET_BYTES = 2 << 20
 ALIGNMENT_BYTES = 64
+_OWN_REFERENCES = 4
+"""Of a view that nobody else holds: among views, in a copy of them, by its name, and as an
+argument."""
 
 
 def add(left: Sums, right: Sums) -> Sums:
@@ -110,12 +114,23 @@ class TreeSum:
         self._missing = list(self._in_bucket)
         self._launched = 0
         self._used = [False] * len(self._tensors)
+        self._give_away()
         for bucket in self.buckets:
             bucket.begin(reduction)
         memory = [bucket.rows.untyped_storage().data_ptr() for bucket in self.buckets]
         if memory != self._memory:  # some bucket has more room; views would keep the old alive
             self._views.clear()
             self._memory = memory
+
+    def _give_away(self) -> None:
+        """A total that somebody has kept (`previous = p.grad`) gets memory of its own: the bucket's
+        is used again."""
+        for where, view in list(self._views.items()):
+            if sys.getrefcount(view) > _OWN_REFERENCES:
+                own = view.clone()
+                with torch.no_grad():
+                    view.set_(own.untyped_storage(), 0, own.shape, own.stride())
+                del self._views[where]
 
     @property
     def used(self) -> list[bool]:
@@ -246,12 +261,10 @@ class GradientSum:
         self._merged = 0
         self._correction = 1.0
         self._pieces = [0] * len(self._here)
-        self._handles = []
-        if self._overlap:  # alone, versions tell of pieces, and cost less
-            self._handles = [
-                parameter.register_post_accumulate_grad_hook(OwnHook(partial(self._ready, place)))
-                for place, parameter in enumerate(self._here)
-            ]
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(OwnHook(partial(self._ready, place)))
+            for place, parameter in enumerate(self._here)
+        ]
 
     def fits(self, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Whether these are still the parameters (people replace, freeze and unfreeze them)."""
@@ -299,8 +312,8 @@ class GradientSum:
             handle.remove()
 
     def begin(self, reduction: Reduction) -> None:
-        self._tree.begin(reduction)
         self._totals: Sums | None = None
+        self._tree.begin(reduction)
         self._norms: list[list[Tensor]] = []
 
     def before_forward(self) -> None:
@@ -349,15 +362,17 @@ class GradientSum:
             self._take_gradients()
         if self._comes_once is not False and any(self._pieces):
             self._comes_once = max(self._pieces) == 1
+            if not self._overlap:  # from now on versions tell, which cost less
+                self.close()
         self._measuring = False
 
     def _take_gradients(self) -> None:
         """All of the grain's, which are in `.grad`."""
         gradients = [parameter.grad for parameter in self._here]
-        if not self._overlap and (self._merged or self._comes_once is None):
-            # a piece is added in place, which counts a version; the first of all is version 0
+        if self._merged and not self._overlap:
+            # a piece is added to its pair in place, which counts a version
             self._pieces = [
-                0 if gradient is None else gradient._version - before
+                0 if gradient is None or before < 0 else gradient._version - before
                 for gradient, before in zip(gradients, self._versions, strict=True)
             ]
         if self._merged:

@@ -90,7 +90,7 @@ def compute_grain(
     with trainer.forward_context():
         loss = trainer.loss(trainer.model, data)
     watch("loss", number, loss)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
         shape = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is {loss!r}"
         raise UserError(
             f"the loss of a grain {shape}; return a tensor with one number, the mean over its "
@@ -99,9 +99,15 @@ def compute_grain(
     start = torch.full_like(loss, scale)
     # a loss of 16 bits has no room for most scales; what is lost of them is made up for in the
     # gradients, which have more
-    correction = scale / float(start) if scale and loss.dtype.itemsize < 4 else 1.0
+    correction = 1.0
+    if scale and loss.dtype.itemsize < 4:
+        if not float(start):  # too small for any
+            start = torch.ones_like(loss)
+        correction = scale / float(start)
     gradients.before_backward(measure=measure, correction=correction)
-    if scale:  # a grain that counts for nothing may have no loss to speak of (0 / 0)
+    # a grain that counts for nothing may have no loss to speak of (0 / 0); one of which nothing is
+    # to be learnt may have one without a gradient
+    if scale and loss.requires_grad:
         loss.backward(start)
     watch("done", number, None)
     gradients.after_backward()

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from samepath.errors import UserError
+
+if TYPE_CHECKING:
+    from samepath.engine.replicas import LeftAlone
 
 _SYNCHRONISES_ITSELF = (
     "SyncBatchNorm",
@@ -46,6 +52,10 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
                 "the model in the recipe's model()"
             )
     for name, buffer in model.named_buffers():
+        if buffer.is_conj() or buffer.is_neg():
+            raise UserError(
+                f"buffer {name!r} is a conjugate view; use resolve_conj().resolve_neg()"
+            )
         if buffer.layout != torch.strided:
             raise UserError(
                 f"buffer {name!r} is {str(buffer.layout).removeprefix('torch.')}; keep it dense "
@@ -74,6 +84,32 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
                 "the optimizer updates a tensor that is not a parameter of the model; "
                 "make it an nn.Parameter of a module"
             )
+
+
+def modules_outside(loss: Callable[..., Any], model: nn.Module) -> nn.ModuleList:
+    """Modules that a loss has beside the model: itself, or its object's, closure's or partial's."""
+    plain = loss.func if isinstance(loss, partial) else loss
+    held = [loss, plain, getattr(plain, "__self__", None)]
+    if isinstance(loss, partial):
+        held += [*loss.args, *loss.keywords.values()]
+    for cell in getattr(plain, "__closure__", None) or ():
+        with suppress(ValueError):  # one that has no content yet
+            held.append(cell.cell_contents)
+    inside = {id(module) for module in model.modules()}
+    found = {id(h): h for h in held if isinstance(h, nn.Module) and id(h) not in inside}
+    alone = [h for h in found.values() if not any(id(m) in inside for m in h.modules())]
+    return nn.ModuleList(alone)
+
+
+def refuse_outside(modules: LeftAlone) -> None:
+    """Raise if a batch's grains have changed modules that nobody merges, compares or saves."""
+    modules.put_back()
+    for name in sorted(modules.changed):
+        raise UserError(
+            f"the loss changes {name.partition('.')[2]!r} of a module that is not in the model, so "
+            "that it depends on which grains a worker has, and is not saved; make that module a "
+            "part of the model"
+        )
 
 
 @dataclass(frozen=True)

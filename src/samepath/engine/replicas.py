@@ -19,9 +19,17 @@ from torch import Tensor, nn
 from samepath.engine.bits import Sums, same_bits, tensor_sums
 from samepath.engine.collective import Collective, Record
 from samepath.errors import ReplicasDiffer, UserError
+from samepath.keys import key
 
 EVERY = 16
 """Steps between two comparisons."""
+_LEARNS = 2
+
+
+def is_due(step: int) -> bool:
+    """Every so many steps, and as often at steps without a rhythm: what happens every tenth step,
+    say, is met too."""
+    return step % EVERY == 0 or key("compare", step) % EVERY == 0
 
 
 class Replicas:
@@ -30,8 +38,8 @@ class Replicas:
     def __init__(self, collective: Collective, model: nn.Module) -> None:
         self._collective = collective
         self._model = model
-        self._learns = True
-        """It is not known yet which weights a forward pass changes."""
+        self._learns = _LEARNS
+        """Steps left in which it is found out which weights a forward pass changes."""
         self._before: dict[str, Tensor] = {}
         """What those were before the batch."""
 
@@ -47,12 +55,16 @@ class Replicas:
         """Before the grains. `check`, the same on every worker: compare with the others."""
         self._start = tensor_sums(list(self._tensors().values())) if check else None
         self._num_grains = 0
+        self._names = list(self._tensors()) if check else []
+        self._known = set(self._before)
         changing = self._parameters() if self._learns else self._changing()
         self._before = {name: p.detach().clone() for name, p in changing.items()}
+        self._all = list(self._model.parameters())
 
     def before_grain(self) -> None:
         if self._num_grains:
             self.put_back()
+        self._marks = [(p._version, p.data_ptr()) for p in self._all]
 
     def put_back(self) -> None:
         """Give weights that forward passes have changed what they had before the batch."""
@@ -61,14 +73,23 @@ class Replicas:
                 parameter.copy_(self._before[name])
 
     def after_grain(self) -> None:
-        if self._learns:  # the first grain of all
+        marks = [(p._version, p.data_ptr()) for p in self._all]
+        if self._learns and not self._num_grains:
+            # versions tell of changes that change nothing yet, bits of those through .data
+            touched = {
+                id(p) for p, a, b in zip(self._all, marks, self._marks, strict=True) if a != b
+            }
             parameters = self._parameters()
             self._before = {
                 name: before
                 for name, before in self._before.items()
-                if not same_bits(parameters[name].detach(), before)
+                if name in self._known
+                or id(parameters[name]) in touched
+                or not same_bits(parameters[name].detach(), before)
             }
-            self._learns = False
+            self._learns -= 1
+        elif marks != self._marks:
+            self._refuse_late(marks)
         changing = self._changing()
         if not self._num_grains:
             self._after = {name: p.detach().clone() for name, p in changing.items()}
@@ -79,6 +100,18 @@ class Replicas:
                 if not same_bits(parameter.detach(), self._after[name]):
                     raise _changed_by_grains(name)
         self._num_grains += 1
+
+    def _refuse_late(self, marks: list[tuple[int, int]]) -> None:
+        """Raise for weights that are changed now and were not in the first steps: what they were
+        before the grain is not known."""
+        for (name, _), now, before in zip(
+            self._parameters().items(), marks, self._marks, strict=True
+        ):
+            if now != before and name not in self._before:
+                raise UserError(
+                    f"{name!r} is changed by forward() or loss(), and was not in the first steps; "
+                    "change it in every step, or in optimizer.register_step_post_hook"
+                )
 
     def _changing(self) -> Mapping[str, nn.Parameter]:
         if not self._before:
@@ -110,7 +143,7 @@ class Replicas:
         if not any(map(len, records)):
             return
         numbers = np.stack([record.view(np.int64) for record in records])
-        names = list(self._tensors())
+        names = self._names
         started, ended = numbers[:, 1 : 1 + len(names)], numbers[:, 1 + len(names) :]
         if refuses:
             refuse_drift(names, started, f"before step {step}")

@@ -134,10 +134,13 @@ def _first_grain(trainer: Trainer, batch: Batch, feed: Feed) -> list[Any]:
         model = _copy(trainer.model)
         if model is None:
             return [data]
-        with trainer.forward_context():
-            loss = trainer.loss(model, data)
-        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
-            loss.backward(torch.ones_like(loss))
+        try:
+            with trainer.forward_context():
+                loss = trainer.loss(model, data)
+            if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+                loss.backward(torch.ones_like(loss))
+        except Exception:  # of a loss that wants the model itself; the step tells all others
+            return [data]
         return [data, loss, *(p.grad for p in model.parameters())]
     finally:
         as_it_is.put_back()
@@ -149,7 +152,7 @@ def _copy(model: nn.Module) -> nn.Module | None:
     plain = getattr(model, "_orig_mod", model)  # of a compiled one: its copy would be compiled too
     try:
         return copy.deepcopy(plain)
-    except (TypeError, RuntimeError, AttributeError, NotImplementedError):
+    except Exception:  # whatever it holds
         return None
 
 

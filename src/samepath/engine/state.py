@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samepath.engine.bits import bytes_of
+from samepath.engine.bits import bytes_of, same_bits
 from samepath.engine.noise import GrainNorms
 from samepath.engine.record import StepFacts
 from samepath.engine.underway import Underway
@@ -52,10 +52,16 @@ def state_of(trainer: Trainer) -> State:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     packed = trainer.optimizer.state_dict()
     order = [
-        names[id(parameter)]
+        names.get(id(parameter), "")
         for group in trainer.optimizer.param_groups
         for parameter in group["params"]
     ]
+    if "" in order or not all(isinstance(index, int) for index in packed["state"]):
+        what = "a tensor that is no parameter of the model any more (was it tied or replaced?)"
+        raise UserError(
+            f"the optimizer holds {what if '' in order else 'state that belongs to no parameter'}; "
+            "that cannot be saved"
+        )
     # sorted: torch keeps them in the order of first use, and forgets that order on loading
     remembered = {order[index]: value for index, value in sorted(packed["state"].items())}
     groups = [
@@ -131,7 +137,8 @@ def load_model(model: nn.Module, state: State) -> None:
         model.load_state_dict(_decode(state.structure["model"], state.tensors))
         buffers = dict(model.named_buffers())
         for name, value in _decode(state.structure["buffers"], state.tensors).items():
-            buffers[name].copy_(value)
+            if not same_bits(buffers[name], value.to(buffers[name].device)):
+                buffers[name].copy_(value)
     except MISSHAPEN as error:
         raise CheckpointDamaged(
             f"the checkpoint does not fit this recipe's model ({one_line(error)})"

@@ -32,8 +32,8 @@ from samepath.engine.last_step import LastStep
 from samepath.engine.noise import is_measured, sample
 from samepath.engine.record import pack
 from samepath.engine.recover import resume_own_loop
-from samepath.engine.refuse import refuse_unsupported
-from samepath.engine.replicas import EVERY, Replicas
+from samepath.engine.refuse import modules_outside, refuse_outside, refuse_unsupported
+from samepath.engine.replicas import LeftAlone, Replicas, is_due
 from samepath.engine.second_opinion import second_opinion
 from samepath.engine.settings import Pace, Settings, Share, StepResult
 from samepath.engine.speeds import Speeds, Stopwatch, Told
@@ -41,7 +41,7 @@ from samepath.engine.start_check import compare_workers, refuse_other_start
 from samepath.engine.state import digest, state_of
 from samepath.engine.underway import SumPool, Underway
 from samepath.engine.update import advance_epoch, clip_gradient, update
-from samepath.errors import Diverged
+from samepath.errors import Diverged, UserError
 from samepath.keys import key
 from samepath.plan import Batch, Division, Plan, divide
 from samepath.strategies import Adversarial
@@ -95,6 +95,7 @@ class Trainer:
         self._replicas = Replicas(collective, model)
         self._is_new = True
         """No step has been computed yet, in this process."""
+        self._outside = modules_outside(loss, model)
         if settings.compare_workers:
             refuse_other_start(self)
 
@@ -174,8 +175,11 @@ class Trainer:
         compares = self.settings.compare_workers
         if self._is_new and compares and isinstance(share.grains, Feed):
             compare_workers(self, share.batch, share.grains)
+        outside = LeftAlone(self._outside) if self._is_new else None
         computed = self._compute(share, stop=stop, attack=pace.adversarial)
         self._is_new = False
+        if outside is not None:
+            refuse_outside(outside)
         if computed.division is not None and not all(computed.division.reduction.runs):
             self._compare(computed)  # weights that a worker without grains takes over
         self.underway.append(computed)
@@ -205,7 +209,8 @@ class Trainer:
                 if result is None:
                     raise
                 applied.append(result)
-        self.step_number += 1
+        # a loop may leave a batch out; resumed, it goes on after the last it has taken
+        self.step_number = max(self.step_number, share.batch.step) + 1
         self.seed_between_steps()
         self._step_seconds = time.perf_counter() - began
         if computed.facts is not None:
@@ -217,10 +222,11 @@ class Trainer:
         if self._follows:
             underway.teach(self.speeds)
 
-    def seed_between_steps(self) -> None:
+    def seed_between_steps(self, after: str = "") -> None:
         """Whatever somebody draws between two steps of a loop of their own: the same numbers on
         every worker, whichever grains it had, and in a run that was resumed there."""
-        seed_everything(key("between steps", self.settings.seed, self.step_number))
+        words = (after,) if after else ()
+        seed_everything(key("between steps", self.settings.seed, self.step_number, *words))
 
     def _compare(self, underway: Underway) -> None:
         """Raise if workers' models were not the same around this batch's grains."""
@@ -278,9 +284,9 @@ class Trainer:
         self._buffers.begin(division.reduction)
         busy = Stopwatch()
         data, scales, weight = weigh(self, share, division, mine, busy)
-        is_due = self.settings.compare_workers and (batch.step % EVERY == 0 or self._is_new)
+        compares = self.settings.compare_workers and (is_due(batch.step) or self._is_new)
         some_idle = not all(division.reduction.runs)
-        self._replicas.begin(check=(is_due or some_idle) and not only_look)
+        self._replicas.begin(check=(compares or some_idle) and not only_look)
         losses = []
         with busy:
             for number, examples in mine.items():
@@ -339,6 +345,11 @@ class Trainer:
         if not math.isfinite(facts.loss):
             raise self._diverged(underway, "loss", facts.loss)
         self._compare(underway)
+        if underway.weight and not any(facts.used):
+            raise UserError(
+                "the loss of a whole batch has no gradient; compute it from the model's parameters "
+                "(without detach(), no_grad() or item())"
+            )
         underway.assign(list(self.model.parameters()))
         gradient_norm = clip_gradient(self.model, self.settings.clip_norm)
         if not math.isfinite(gradient_norm):
@@ -417,7 +428,13 @@ class Trainer:
         """Go on from the newest good checkpoint, at any worker count; False if there is none.
 
         `batches` then skips what has been trained on."""
+        before = {n: p.requires_grad for n, p in self.model.named_parameters()}
         found = resume_own_loop(self, Path(folder))
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad != before[name]:
+                is_ = "trained" if parameter.requires_grad else "frozen"
+                self.doubt(f"{name!r} is {is_}, as when it was saved; freeze and thaw after resume")
+                break
         self.seed_between_steps()
         return found
 

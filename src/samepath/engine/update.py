@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -33,11 +35,11 @@ def update(
     for nothing) the optimizer is left alone."""
     groups = optimizer.param_groups
     seed_everything(key("update", seed, step))
-    rates = [group["lr"] for group in groups]
+    rates = [group.get("lr", math.nan) for group in groups]
     if pace.learning_rate != 1.0:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * pace.learning_rate
-    used = float(groups[0]["lr"])
+    used = float(groups[0].get("lr", math.nan))
     if any(parameter.grad is not None for group in groups for parameter in group["params"]):
         optimizer.step()
     if pace.learning_rate != 1.0:  # the schedule goes on from its own
