@@ -55,7 +55,6 @@ class Replicas:
         """Before the grains. `check`, the same on every worker: compare with the others."""
         self._start = tensor_sums(list(self._tensors().values())) if check else None
         self._num_grains = 0
-        self._names = list(self._tensors()) if check else []
         self._known = set(self._before)
         changing = self._parameters() if self._learns else self._changing()
         self._before = {name: p.detach().clone() for name, p in changing.items()}
@@ -143,8 +142,9 @@ class Replicas:
         if not any(map(len, records)):
             return
         numbers = np.stack([record.view(np.int64) for record in records])
-        names = self._names
-        started, ended = numbers[:, 1 : 1 + len(names)], numbers[:, 1 + len(names) :]
+        names, num_parameters = list(self._tensors()), len(self._parameters())
+        started, ended = numbers[:, 1:-num_parameters], numbers[:, -num_parameters:]
+        names += ["a buffer"] * (started.shape[1] - len(names))  # one that has been replaced since
         if refuses:
             refuse_drift(names, started, f"before step {step}")
         busy = np.flatnonzero(numbers[:, 0])
