@@ -428,12 +428,11 @@ class Trainer:
         """Go on from the newest good checkpoint, at any worker count; False if there is none.
 
         `batches` then skips what has been trained on."""
-        before = {n: p.requires_grad for n, p in self.model.named_parameters()}
+        frozen = [(n, p) for n, p in self.model.named_parameters() if not p.requires_grad]
         found = resume_own_loop(self, Path(folder))
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad != before[name]:
-                is_ = "trained" if parameter.requires_grad else "frozen"
-                self.doubt(f"{name!r} is {is_}, as when it was saved; freeze and thaw after resume")
+        for name, parameter in frozen:
+            if parameter.requires_grad:
+                self.doubt(f"{name!r} is trained, as when it was saved; freeze it after resume")
                 break
         self.seed_between_steps()
         return found
