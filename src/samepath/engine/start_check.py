@@ -134,13 +134,10 @@ def _first_grain(trainer: Trainer, batch: Batch, feed: Feed) -> list[Any]:
         model = _copy(trainer.model)
         if model is None:
             return [data]
-        try:
-            with trainer.forward_context():
-                loss = trainer.loss(model, data)
-            if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
-                loss.backward(torch.ones_like(loss))
-        except Exception:  # of a loss that wants the model itself; the step tells all others
-            return [data]
+        with trainer.forward_context():
+            loss = trainer.loss(model, data)
+        if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+            loss.backward(torch.ones_like(loss))
         return [data, loss, *(p.grad for p in model.parameters())]
     finally:
         as_it_is.put_back()
