@@ -14,6 +14,7 @@ import pytest
 from samepath.engine.session import Link, start
 
 sys.path.insert(0, str(Path(__file__).parent))
+import golden
 from cases import CASES, run
 from launches import Everything, launch_at
 
@@ -64,3 +65,16 @@ def test_links_are_what_they_say(found: Everything) -> None:
 def test_loader_processes_do_not_change_bits(found: Everything) -> None:
     (alone,) = found[1, "auto"]
     assert alone["dataset"]["digests"] == alone["dataset_with_loader_processes"]["digests"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_bit_has_moved(name: str, found: Everything) -> None:
+    """As recorded before the last change that was not to change anything."""
+    recorded = json.loads(golden.GOLDEN.read_text())
+    if recorded["machine"] != golden.machine():
+        pytest.skip("golden.json was recorded on another kind of machine")
+    (alone,) = found[1, "auto"]
+    plain = {part: value for part, value in alone[name].items() if part != "kind"}
+    assert golden.sha(plain) == recorded["found"][f"case {name} -n 1"], (
+        "if that was meant: python tests/parity/golden.py record, in a commit that says why"
+    )
