@@ -27,17 +27,17 @@ from rich.console import Console
 from rich.table import Table
 
 import namespaces
-from samepath.engine.loop import make_trainer
-from samepath.engine.options import Asked, Options, resolve
-from samepath.engine.session import start
-from samepath.insight.machine import NODE, flat
-from samepath.insight.measured import MeasuredStep, read_measured
-from samepath.insight.policies import Static
-from samepath.insight.simulate import simulate
-from samepath.insight.stopwatch import workload_from
+from samepath.engine.run.loop import make_trainer
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.session import start
 from samepath.recipe import find_recipe
-from samepath.study.network import PRESETS
-from samepath.study.timing import Kind, time_steps
+from samepath.timing.links import PRESETS
+from samepath.timing.machines import NODE, flat
+from samepath.timing.measured import MeasuredStep, read_measured
+from samepath.timing.model import simulate
+from samepath.timing.policies import Static
+from samepath.timing.step_times import Kind, time_steps
+from samepath.timing.stopwatch import workload_from
 
 HERE = Path(__file__).parent
 ROUNDS = 5

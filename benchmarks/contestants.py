@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from samepath.data import TensorSource
-from samepath.engine.collective import Collective
-from samepath.engine.settings import Settings
-from samepath.engine.trainer import Trainer
+from samepath.engine.comm.collective import Collective
+from samepath.engine.step.settings import Settings
+from samepath.engine.step.trainer import Trainer
 from samepath.recipe import find_recipe
 from samepath.recipes.resnet import ResNet
 

@@ -31,8 +31,8 @@ from samepath.curation.features import extract, plan_extraction
 from samepath.curation.pipeline import curate
 from samepath.curation.reasons import held_out_beliefs, label_errors
 from samepath.curation.request import CurateRequest
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
 from samepath.recipe import find_recipe
 
 HERE = Path(__file__).parent

@@ -17,12 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.hardware import versions
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
-from samepath.insight.curvature import measure_curvature
-from samepath.insight.curvature_request import CurvatureRequest
-from samepath.insight.curvature_result import RunCurvature
+from samepath.engine.checks.hardware import versions
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.insight.curvature.curvature import measure_curvature
+from samepath.insight.curvature.request import CurvatureRequest
+from samepath.insight.curvature.result import RunCurvature
 from samepath.report.insight_curvature import write_curvature
 from samepath.report.insight_curvature_words import facts_table, verdict
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from samepath.recipes.deepdensity import (
+from samepath.recipes.nodules.deepdensity import (
     Mixture,
     covariances,
     evaluate_density,

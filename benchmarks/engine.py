@@ -30,9 +30,9 @@ from rich.table import Table
 import namespaces
 from about import commit
 from contestants import Step, ddp_step, job, plain_step, samepath_step
-from samepath.engine.collective import Alone
-from samepath.engine.launch import launch
-from samepath.engine.session import Session, start
+from samepath.engine.comm.collective import Alone
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.session import Session, start
 
 HERE = Path(__file__).parent
 ROUNDS = 7

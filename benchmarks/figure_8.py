@@ -14,10 +14,10 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from samepath.insight.machine import MACHINES
-from samepath.insight.policies import DDP, Queue, Static
-from samepath.insight.simulate import Policy, Simulated, simulate
-from samepath.insight.workload import Spread, Workload, assumed_ready
+from samepath.timing.machines import MACHINES
+from samepath.timing.model import Policy, Simulated, simulate
+from samepath.timing.policies import DDP, Queue, Static
+from samepath.timing.workload import Spread, Workload, assumed_ready
 
 HERE = Path(__file__).parent
 WORKERS = [1, 6, 24, 96, 384, 768, 1152, 1536]

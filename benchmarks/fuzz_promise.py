@@ -20,8 +20,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from about import commit
-from samepath.engine.session import start
-from samepath.study.clock import machine
+from samepath.engine.run.session import start
+from samepath.timing.clock import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parity"))
 from promise_fuzz import SEED, Crew, Spec, problems, specs

@@ -30,9 +30,9 @@ from rich.table import Table
 
 from about import commit
 from load_recipe import Load, loss, made_up, maker
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
-from samepath.study.clock import machine
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.timing.clock import machine
 
 HERE = Path(__file__).parent
 GIB = 1 << 30

@@ -3,9 +3,9 @@
 Straightforward: a plain loop, the batch in one piece, torch's Conv3d and Adam as they come,
 autograd through the density; written with the density as one matrix product, and with broadcasting.
 Ours: what `samepath train nodules -n 1` does. Same parameters, data, loss and optimizer; that the
-gradients agree is checked. Part of the gain is that samepath keeps freed memory (engine/memory.py),
-so the plain loop is also measured with that. Each contestant is a process of its own with one
-thread; they take turns in one run. Prints ratios, writes JSON.
+gradients agree is checked. Part of the gain is that samepath keeps freed memory
+(engine/run/memory.py), so the plain loop is also measured with that. Each contestant is a process
+of its own with one thread; they take turns in one run. Prints ratios, writes JSON.
 
     python benchmarks/nodules_step.py
 """
@@ -28,9 +28,9 @@ from torch import Tensor, nn
 import samepath
 from contestants import job, samepath_step
 from density import broadcast_density
-from samepath.engine.memory import keep_freed_memory
-from samepath.recipes import deepdensity
-from samepath.recipes.deepdensity import DeepDensity, Mixture
+from samepath.engine.run.memory import keep_freed_memory
+from samepath.recipes.nodules import deepdensity
+from samepath.recipes.nodules.deepdensity import DeepDensity, Mixture
 
 Step = Callable[[], object]
 ROUNDS = 15

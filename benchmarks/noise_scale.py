@@ -25,13 +25,13 @@ import torch
 from torch import nn
 
 from samepath import start
-from samepath.engine import trainer as engine
-from samepath.engine.loop import make_trainer
-from samepath.engine.options import Asked, resolve
-from samepath.engine.rundir import RunFolder
-from samepath.engine.train import Request, train
+from samepath.engine.run.loop import make_trainer
+from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.step import trainer as engine
 from samepath.recipe import find_recipe
-from samepath.study.clock import machine
+from samepath.timing.clock import machine
 
 ROUNDS, STEPS = 12, {"digits": 20, "nodules": 15}
 PUBLISHED = {"digits": ("MNIST", 900), "cifar10-small": ("CIFAR-10", 2000)}
@@ -73,8 +73,8 @@ def cost(name: str) -> dict[str, Any]:
 
 def truth(run: Path) -> dict[str, float]:
     """At the run's last weights: from single examples, one backward pass each; and from steps."""
-    from samepath.engine.noise import NoiseScale
-    from samepath.engine.reopen import reopen
+    from samepath.engine.state.reopen import reopen
+    from samepath.engine.step.noise_scale import NoiseScale
 
     reopened = reopen(run)
     model, _ = reopened.model()

@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from about import commit
-from samepath.engine.options import Asked
-from samepath.insight.profile import Profile, ProfileRequest, profile
-from samepath.insight.queue_reduction import QueueSettings
-from samepath.insight.timeline import Numbers
-from samepath.study.clock import machine
+from samepath.engine.run.options import Asked
+from samepath.insight.profile.profile import Profile, ProfileRequest, profile
+from samepath.insight.profile.queue_reduction import QueueSettings
+from samepath.insight.profile.timeline import Numbers
+from samepath.timing.clock import machine
 
 HERE = Path(__file__).parent
 PHASES = ("load", "forward", "backward", "reduce", "wait", "update", "other")

@@ -34,14 +34,14 @@ import torch.nn.functional as F
 
 import faults
 from about import commit
-from samepath.engine import last_step
-from samepath.engine.last_step import LastStep
-from samepath.engine.launch import launch
-from samepath.engine.loop import Run
-from samepath.engine.options import Asked, resolve
-from samepath.engine.session import start
-from samepath.engine.settings import Pace
-from samepath.engine.trainer import Trainer
+from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.loop import Run
+from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.session import start
+from samepath.engine.step.settings import Pace
+from samepath.engine.step.trainer import Trainer
 from samepath.recipe import find_recipe
 
 HERE = Path(__file__).parent

@@ -21,13 +21,13 @@ from unittest import mock
 
 from about import commit
 from samepath import start
-from samepath.engine import trainer as engine
-from samepath.engine.launch import launch
-from samepath.engine.loop import make_trainer
-from samepath.engine.options import Asked, resolve
-from samepath.engine.replicas import EVERY, is_due
+from samepath.engine.checks.replicas import EVERY, is_due
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.loop import make_trainer
+from samepath.engine.run.options import Asked, resolve
+from samepath.engine.step import trainer as engine
 from samepath.recipe import find_recipe
-from samepath.study.clock import machine
+from samepath.timing.clock import machine
 
 ROUNDS = 24
 OFTEN = sum(map(is_due, range(1 << 12))) / (1 << 12)

@@ -32,26 +32,26 @@ from rich.table import Table
 
 import namespaces
 from about import commit
-from samepath.engine.launch import launch
-from samepath.engine.options import Asked, Options, resolve
-from samepath.engine.session import start
-from samepath.insight.machine import NODE, flat
-from samepath.insight.measured import MeasuredStep
-from samepath.insight.policies import Static
-from samepath.insight.simulate import simulate
-from samepath.insight.stopwatch import (
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.session import start
+from samepath.plan import reduction
+from samepath.recipe import find_recipe
+from samepath.timing.clock import normalises_over_grains
+from samepath.timing.machines import NODE, flat
+from samepath.timing.measured import MeasuredStep
+from samepath.timing.model import simulate
+from samepath.timing.policies import Static
+from samepath.timing.step_times import from_everybody
+from samepath.timing.stopwatch import (
     MOST_REDUCTIONS,
     assemble,
     sizes_to_time,
     turns_for,
     workload_from,
 )
-from samepath.insight.stopwatch_found import read_turns, run_turns
-from samepath.insight.stopwatch_worker import Job, Turn, work
-from samepath.plan import reduction
-from samepath.recipe import find_recipe
-from samepath.study.clock import normalises_over_grains
-from samepath.study.timing import from_everybody
+from samepath.timing.stopwatch_found import read_turns, run_turns
+from samepath.timing.stopwatch_worker import Job, Turn, work
 
 HERE = Path(__file__).parent
 SHARED, LOOPBACK, GIGABIT = "shared memory", "gloo, loopback", "1 Gbit/s"

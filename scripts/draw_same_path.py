@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
 from samepath.report.curves import draw_loss_curves
 
 

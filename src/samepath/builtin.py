@@ -9,12 +9,12 @@ BUILT_IN: dict[str, tuple[str, str, str]] = {
         "handwritten digits (scikit-learn), a CNN with batch norm, dropout and augmentation",
     ),
     "nodules": (
-        "samepath.recipes.nodules",
+        "samepath.recipes.nodules.recipe",
         "nodules",
         "DeepDensity on 2651 LIDC lung-nodule shapes, the configuration of Cunha et al. 2018",
     ),
     "nodules-small": (
-        "samepath.recipes.nodules",
+        "samepath.recipes.nodules.recipe",
         "nodules_small",
         "the same, sized for a demo: an epoch takes about two seconds on two cores",
     ),

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from explorer_pages import OpenPage, until
 from ui_folders import make_finding, make_run, metrics_lines, serving_ui
 
-from samepath.engine.folder_lock import lock_folder
+from samepath.engine.state.folder_lock import lock_folder
 
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from samepath import Recipe
-from samepath.engine import checkpoint
+from samepath.engine.state import checkpoint
 
 TINY = runpy.run_path(str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py"))
 FOLDER = Path(os.environ["BRAKE_FOLDER"]) if "BRAKE_FOLDER" in os.environ else None

@@ -16,10 +16,10 @@ from typing import Any
 
 from elastic_runs import SAMEPATH, children, ended, lines, num_lines, workers_of
 
-from samepath.engine.folder_lock import LOCK
-from samepath.engine.options import Asked
-from samepath.engine.request import Request
-from samepath.engine.train import train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.request import Request
+from samepath.engine.run.train import train
+from samepath.engine.state.folder_lock import LOCK
 
 RECIPE = Path(__file__).parent / "braked_recipe.py"
 PATIENCE_SECONDS = 120.0

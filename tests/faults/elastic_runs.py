@@ -15,14 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.copies import MEMORY
-from samepath.engine.elastic import Machine
-from samepath.engine.options import Asked, Options
-from samepath.engine.progress import RunResult, Silent
-from samepath.engine.rendezvous import Crew
-from samepath.engine.request import Request
-from samepath.engine.settings import StepResult
-from samepath.engine.train import train
+from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.elastic.ring import MEMORY
+from samepath.engine.launch.machines import Machine
+from samepath.engine.run.options import Asked, Options
+from samepath.engine.run.request import Request
+from samepath.engine.run.train import train
+from samepath.engine.state.progress import RunResult, Silent
+from samepath.engine.step.settings import StepResult
 
 SAMEPATH = Path(sys.executable).with_name("samepath")
 RECIPE = Path(__file__).parents[1] / "parity" / "tiny_recipe.py"

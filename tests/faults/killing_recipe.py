@@ -25,12 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from samepath import Recipe
-from samepath.engine import checkpoint, copies, last_step, loop
-from samepath.engine.collective import NetworkBucket
-from samepath.engine.lines import Lines
-from samepath.engine.session import Session
-from samepath.engine.shared_memory import SharedBucket
-from samepath.engine.trainer import Trainer
+from samepath.engine.comm.collective import NetworkBucket
+from samepath.engine.comm.shared_memory import SharedBucket
+from samepath.engine.elastic import ring as copies
+from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.run import loop
+from samepath.engine.run.session import Session
+from samepath.engine.state import checkpoint
+from samepath.engine.state.metrics_log import Lines
+from samepath.engine.step.trainer import Trainer
 from samepath.errors import UserError
 
 HERE = Path(__file__).parent

@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from samepath.cli.digest import digest
-from samepath.engine.options import Asked, Options
-from samepath.engine.progress import Silent
-from samepath.engine.reopen import reopen
-from samepath.engine.rundir import RunFolder
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked, Options
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.progress import Silent
+from samepath.engine.state.reopen import reopen
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import CheckpointDamaged
 
 LIMIT_SECONDS = 300

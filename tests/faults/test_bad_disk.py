@@ -28,15 +28,15 @@ from safetensors import SafetensorError
 from torch import nn
 
 import samepath
-from samepath.engine import checkpoint
-from samepath.engine.folder_lock import LOCK
-from samepath.engine.loop import Run
-from samepath.engine.options import Options, recipe_of
-from samepath.engine.rundir import RunFolder, claim_next
-from samepath.engine.state import State
-from samepath.engine.tensorboard import EventWriter
-from samepath.engine.train import Request, train
-from samepath.engine.weights import kept_weights
+from samepath.engine.run.loop import Run
+from samepath.engine.run.options import Options, recipe_of
+from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.run.train import Request, train
+from samepath.engine.state import checkpoint
+from samepath.engine.state.folder_lock import LOCK
+from samepath.engine.state.run_folder import RunFolder, claim_next
+from samepath.engine.state.state import State
+from samepath.engine.state.weights import kept_weights
 from samepath.errors import NotSaved, UserError
 
 LIMIT_SECONDS = 300
@@ -464,7 +464,7 @@ def test_two_who_begin_at_once_without_a_name(
 ) -> None:
     """Both have found the same number free."""
     free = iter([tmp_path / "mine-1", tmp_path / "mine-1", tmp_path / "mine-2"])
-    monkeypatch.setattr("samepath.engine.rundir.next_free", lambda recipe: next(free))
+    monkeypatch.setattr("samepath.engine.state.run_folder.next_free", lambda recipe: next(free))
     assert claim_next("mine") == tmp_path / "mine-1"
     assert claim_next("mine") == tmp_path / "mine-2"
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from samepath.engine import checkpoint, loop
-from samepath.engine.rundir import RunFolder
-from samepath.engine.train import Request, train
+from samepath.engine.run import loop
+from samepath.engine.run.train import Request, train
+from samepath.engine.state import checkpoint
+from samepath.engine.state.run_folder import RunFolder
 
 LIMIT_SECONDS = 180
 RECIPE = """

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.checkpoint import list_checkpoints
-from samepath.engine.options import Asked
-from samepath.engine.request import Request
-from samepath.engine.train import train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.request import Request
+from samepath.engine.run.train import train
+from samepath.engine.state.checkpoint import list_checkpoints
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines, undisturbed

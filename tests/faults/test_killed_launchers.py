@@ -29,8 +29,8 @@ from elastic_runs import (
     until,
 )
 
-from samepath.engine import leftovers
-from samepath.engine.copies import MEMORY
+from samepath.engine.elastic.ring import MEMORY
+from samepath.engine.launch import leftovers
 
 LIMIT_SECONDS = 300
 EPOCHS = 6

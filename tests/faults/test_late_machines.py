@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine import train as training
-from samepath.engine.environment import Place
-from samepath.engine.options import Asked
-from samepath.engine.rendezvous import Crew
-from samepath.engine.request import Request
-from samepath.engine.train import train
+from samepath.engine.comm.environment import Place
+from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.run import train as training
+from samepath.engine.run.options import Asked
+from samepath.engine.run.request import Request
+from samepath.engine.run.train import train
 from samepath.errors import WorkerFailed
 from samepath.patience import WaitedTooLong
 from samepath.recipe import find_recipe

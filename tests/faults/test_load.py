@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
 
 pytestmark = pytest.mark.alone
 LIMIT_SECONDS = 300

@@ -22,8 +22,8 @@ from braked_runs import EPOCHS, RECIPE, Braked, Course, undisturbed
 from elastic_runs import lines
 
 from samepath.cli import main
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
 
 LIMIT_SECONDS = 600
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from samepath.engine import train as training
-from samepath.engine.checkpoint import list_checkpoints
-from samepath.engine.reports import Interrupted
-from samepath.engine.rundir import RunFolder
+from samepath.engine.launch.reports import Interrupted
+from samepath.engine.run import train as training
+from samepath.engine.state.checkpoint import list_checkpoints
+from samepath.engine.state.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_runs import (

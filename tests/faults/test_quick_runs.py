@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine import lines as engine_lines
-from samepath.engine.elastic import Machine
-from samepath.engine.options import Asked
-from samepath.engine.rendezvous import Crew
-from samepath.engine.train import Request, train
+from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.launch.machines import Machine
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.engine.state import metrics_log as engine_lines
 
 sys.path.insert(0, str(Path(__file__).parent))
 from elastic_runs import RECIPE, lines, undisturbed
@@ -22,7 +22,7 @@ EPOCHS = 12
 QUICK = f"""
 import sys
 sys.path.insert(0, {str(RECIPE.parent)!r})
-from samepath.engine import lines
+from samepath.engine.state import metrics_log as lines
 from tiny_recipe import recipe
 
 lines.MOST_UNSYNCED = 1000  # about four steps

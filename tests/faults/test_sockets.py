@@ -20,8 +20,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from braked_runs import EPOCHS, RECIPE, Braked, listening, undisturbed
 
-from samepath.engine.rendezvous import Crew, Meeting, Seat
-from samepath.engine.sealed_store import SeatTaken, reach_store
+from samepath.engine.elastic.rendezvous import Crew, Meeting, Seat
+from samepath.engine.elastic.signed_store import SeatTaken, reach_store
 
 LIMIT_SECONDS = 600
 OWN_LOOP = """

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from samepath.engine.reports import Interrupted
+from samepath.engine.launch.reports import Interrupted
 from samepath.study import runner
 from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, entered, look_into

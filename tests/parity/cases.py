@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from samepath import Draws
-from samepath.engine.session import Session
-from samepath.engine.state import digest, state_of
-from samepath.engine.trainer import Trainer
+from samepath.engine.run.session import Session
+from samepath.engine.state.state import digest, state_of
+from samepath.engine.step.trainer import Trainer
 
 NUM_EXAMPLES = 44
 

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from samepath.data import seed_everything
-from samepath.engine.session import Session
-from samepath.engine.state import digest, state_of
+from samepath.engine.run.session import Session
+from samepath.engine.state.state import digest, state_of
 from samepath.errors import ReplicasDiffer, UserError
 from samepath.keys import key
 from samepath.plan import epoch_order

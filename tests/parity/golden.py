@@ -37,7 +37,7 @@ Found = dict[str, str]
 
 def machine() -> dict[str, str]:
     """What bits depend on, of this machine."""
-    from samepath.engine.hardware import versions
+    from samepath.engine.checks.hardware import versions
 
     names = ("torch", "numpy", "machine", "cpu", "cpu_model", "cpu_caches", "kernels")
     return {name: value for name, value in versions().items() if name in names}
@@ -149,7 +149,7 @@ def insight(folder: Path) -> Iterator[tuple[str, str]]:
 
 def bodies(folder: Path) -> Iterator[tuple[str, str]]:
     """Parity cases and constructs, which are Python and not recipes."""
-    from samepath.engine.launch import launch
+    from samepath.engine.launch.launch import launch
 
     for number in COUNTS:
         launch(body, (str(folder),), number)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.launch import launch
-from samepath.engine.session import Link
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.session import Link
 
 Found = dict[str, dict[str, Any]]
 Everything = dict[tuple[int, str], list[Found]]

@@ -32,9 +32,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from samepath.data import Draws, seed_everything
-from samepath.engine.session import Session, start
-from samepath.engine.settings import Pace
-from samepath.engine.trainer import Trainer
+from samepath.engine.run.session import Session, start
+from samepath.engine.step.settings import Pace
+from samepath.engine.step.trainer import Trainer
 from samepath.errors import Diverged, UserError
 from samepath.plan import epoch_order
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.options import Asked, Options, resolve
-from samepath.insight.advise_runs import Found, Task, short_runs
-from samepath.insight.measured import read_measured
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.insight.advise.runs import Found, Task, short_runs
 from samepath.recipe import find_recipe
+from samepath.timing.measured import read_measured
 
 SAMEPATH = str(Path(sys.executable).with_name("samepath"))
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))

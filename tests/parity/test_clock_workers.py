@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.options import Asked, Options, resolve
-from samepath.engine.request import available_workers
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
-from samepath.study import clock as clock_module
-from samepath.study.clock import Clock, measure_clock, predictions
-from samepath.study.network import PRESETS, measure_network
+from samepath.timing import clock as clock_module
+from samepath.timing.clock import Clock, measure_clock, predictions
+from samepath.timing.links import PRESETS, measure_network
 
 pytestmark = pytest.mark.alone
 

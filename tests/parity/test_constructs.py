@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samepath.engine.session import Link, start
+from samepath.engine.run.session import Link, start
 
 sys.path.insert(0, str(Path(__file__).parent))
 from constructs import BATCH, CONSTRUCTS, Construct, plain_loop, train

@@ -12,9 +12,9 @@ import pytest
 
 from samepath.curation.compare import Comparison, Wanted, compare, from_json
 from samepath.data.keep_list import KeepList, write_keep_list
-from samepath.engine.options import Asked
-from samepath.engine.rundir import RunFolder
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.report.curation_compare import comparison_table, finish_comparison, verdict

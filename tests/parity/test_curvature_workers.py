@@ -11,11 +11,11 @@ import pytest
 from safetensors.torch import load_file
 
 from samepath.cli.main import cli
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
-from samepath.insight.curvature import measure_curvature
-from samepath.insight.curvature_request import CurvatureRequest
-from samepath.insight.curvature_result import Curvature, from_json
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.insight.curvature.curvature import measure_curvature
+from samepath.insight.curvature.request import CurvatureRequest
+from samepath.insight.curvature.result import Curvature, from_json
 from samepath.insight.folder import kind_of, read_finding
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))

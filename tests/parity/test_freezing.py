@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samepath.engine.launch import launch
-from samepath.engine.session import Session, start
-from samepath.engine.settings import Pace
-from samepath.engine.trainer import Trainer
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.session import Session, start
+from samepath.engine.step.settings import Pace
+from samepath.engine.step.trainer import Trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
 

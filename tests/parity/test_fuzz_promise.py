@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from samepath.engine.session import Session, start
+from samepath.engine.run.session import Session, start
 
 sys.path.insert(0, str(Path(__file__).parent))
 from promise_fuzz import SEED, Crew, Spec, problems, specs

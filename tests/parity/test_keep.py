@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samepath.data.cifar10 import NUM_IMAGES, RECORD
+from samepath.data.formats.cifar10 import NUM_IMAGES, RECORD
 from samepath.data.keep_list import KeepList, labels_of, write_keep_list
-from samepath.engine.options import Asked
-from samepath.engine.progress import RunResult
-from samepath.engine.train import Request, train
-from samepath.engine.verify import VerifyRequest, verify
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.progress import RunResult
+from samepath.engine.verify.verify import VerifyRequest, verify
 from samepath.recipe import find_recipe
 
 TINY = Path(__file__).with_name("tiny_recipe.py")

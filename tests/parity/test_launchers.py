@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.launch import launch
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
 
 sys.path.insert(0, str(Path(__file__).parent))
 from launches import slurm_answers

@@ -15,13 +15,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from samepath.engine.elastic import Machine
-from samepath.engine.hardware import describe_cpu, versions
-from samepath.engine.options import Asked, Options, recipe_of
-from samepath.engine.own_modules import own_modules
-from samepath.engine.progress import RunResult
-from samepath.engine.rundir import RunFolder
-from samepath.engine.train import Request, join, train
+from samepath.engine.checks.hardware import describe_cpu, versions
+from samepath.engine.checks.own_modules import own_modules
+from samepath.engine.launch.machines import Machine
+from samepath.engine.run.options import Asked, Options, recipe_of
+from samepath.engine.run.train import Request, join, train
+from samepath.engine.state.progress import RunResult
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.study import runner
 from samepath.study.grid import Job
@@ -289,9 +289,9 @@ def test_one_worker_elsewhere_is_in_run_json(folder: Path) -> None:
     script.write_text(
         "import json, os, sys\n"
         "from pathlib import Path\n"
-        "from samepath.engine.options import Options\n"
-        "from samepath.engine.request import Request\n"
-        "from samepath.engine.work import work\n"
+        "from samepath.engine.run.options import Options\n"
+        "from samepath.engine.run.request import Request\n"
+        "from samepath.engine.run.worker import work\n"
         "options = Options(**json.loads(Path('options.json').read_text()))\n"
         "elsewhere = os.environ['RANK'] == '1'\n"
         "request = Request(recipe=options.recipe, other_hardware=elsewhere)\n"

@@ -20,20 +20,20 @@ from typing import Any
 import pytest
 import torch
 
-from samepath.engine.launch import launch
-from samepath.engine.loop import make_trainer
-from samepath.engine.options import Asked, Options, resolve
-from samepath.engine.peers import Peers
-from samepath.engine.session import Link, Session, settle_in, start
-from samepath.insight.engines import make_engine
-from samepath.insight.engines_base import shares_of
-from samepath.insight.engines_horovod import Horovod
-from samepath.insight.engines_plain import PlainLoop
-from samepath.insight.profile_worker import gather, take_step
-from samepath.insight.queue_reduction import QueueReduction, QueueSettings
-from samepath.insight.timeline import MAIN, nested, numbers
-from samepath.insight.timeline_recorder import Recorder
-from samepath.insight.timeline_trace import chrome_trace
+from samepath.engine.comm.peers import Peers
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.loop import make_trainer
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.session import Link, Session, settle_in, start
+from samepath.insight.profile.engines import make_engine
+from samepath.insight.profile.engines_base import shares_of
+from samepath.insight.profile.engines_horovod import Horovod
+from samepath.insight.profile.engines_plain import PlainLoop
+from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings
+from samepath.insight.profile.recorder import Recorder
+from samepath.insight.profile.timeline import MAIN, nested, numbers
+from samepath.insight.profile.trace_file import chrome_trace
+from samepath.insight.profile.worker import gather, take_step
 from samepath.recipe import find_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))

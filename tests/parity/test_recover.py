@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import samepath
-from samepath.engine import copies
-from samepath.engine.checkpoint import list_checkpoints, save
-from samepath.engine.last_step import LastStep, newest
-from samepath.engine.launch import launch
-from samepath.engine.recover import recover
-from samepath.engine.session import Session
-from samepath.engine.state import state_of
-from samepath.engine.trainer import Trainer
+from samepath.engine.elastic import ring as copies
+from samepath.engine.elastic.recover import recover
+from samepath.engine.elastic.step_memory import LastStep, newest
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.session import Session
+from samepath.engine.state.checkpoint import list_checkpoints, save
+from samepath.engine.state.state import state_of
+from samepath.engine.step.trainer import Trainer
 from samepath.errors import CheckpointDamaged
 
 RUN = "a" * 32

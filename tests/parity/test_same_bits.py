@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.session import Link, start
+from samepath.engine.run.session import Link, start
 
 sys.path.insert(0, str(Path(__file__).parent))
 import golden

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from samepath.engine import shared_memory
-from samepath.engine.collective import Network, Record
-from samepath.engine.environment import read_place
-from samepath.engine.launch import launch
-from samepath.engine.session import choose_network
-from samepath.engine.shared_memory import SharedMemory, announce, have_announced, turns_in
+from samepath.engine.comm import shared_memory
+from samepath.engine.comm.collective import Network, Record
+from samepath.engine.comm.environment import read_place
+from samepath.engine.comm.shared_memory import SharedMemory, announce, have_announced, turns_in
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.session import choose_network
 
 LENGTH = 2 * 64 + 2 * 2 * shared_memory.RECORD_BYTES
 

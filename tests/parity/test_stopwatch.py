@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.options import Asked, resolve
-from samepath.engine.request import available_workers
-from samepath.insight.machine import find_machine
-from samepath.insight.measured import MeasuredStep, read_measured, write_measured
-from samepath.insight.policies import Static
-from samepath.insight.simulate import simulate
-from samepath.insight.stopwatch import measure_step, workload_from
+from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
+from samepath.timing.machines import find_machine
+from samepath.timing.measured import MeasuredStep, read_measured, write_measured
+from samepath.timing.model import simulate
+from samepath.timing.policies import Static
+from samepath.timing.stopwatch import measure_step, workload_from
 
 pytestmark = pytest.mark.alone
 

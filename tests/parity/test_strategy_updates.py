@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from samepath import Recipe, start
-from samepath.engine.loop import Run
-from samepath.engine.options import Asked, Options, resolve
-from samepath.engine.progress import Silent
-from samepath.engine.session import Session
-from samepath.engine.settings import StepResult
-from samepath.engine.train import Request, train
-from samepath.engine.trainer import Trainer
+from samepath.engine.run.loop import Run
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.session import Session
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.progress import Silent
+from samepath.engine.step.settings import StepResult
+from samepath.engine.step.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import epoch_order
 from samepath.recipe import FoundRecipe

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.launch import launch
-from samepath.engine.loop import Run
-from samepath.engine.options import Asked, Options, resolve
-from samepath.engine.progress import Silent
-from samepath.engine.rundir import RunFolder
-from samepath.engine.session import Link, start
-from samepath.engine.settings import StepResult
+from samepath.engine.launch.launch import launch
+from samepath.engine.run.loop import Run
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.session import Link, start
+from samepath.engine.state.progress import Silent
+from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.step.settings import StepResult
 from samepath.recipe import find_recipe
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samepath.engine.session import Link, Session, start
-from samepath.engine.settings import Pace
-from samepath.engine.speeds import EVERY, FIRST, Speeds, Told
+from samepath.engine.run.session import Link, Session, start
+from samepath.engine.step.balance import EVERY, FIRST, Speeds, Told
+from samepath.engine.step.settings import Pace
 from samepath.plan import assign
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from samepath.cli import main
-from samepath.engine.options import Asked
-from samepath.engine.verify import Difference, Verdict, VerifyRequest, verify
+from samepath.engine.run.options import Asked
+from samepath.engine.verify.verify import Difference, Verdict, VerifyRequest, verify
 from samepath.errors import UserError
 
 BROKEN = Path(__file__).parents[2] / "examples" / "broken_recipe.py"

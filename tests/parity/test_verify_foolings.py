@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from samepath.cli import main
-from samepath.engine.options import Asked
-from samepath.engine.trace import Trace
-from samepath.engine.verify import Difference, Verdict, VerifyRequest, verify
+from samepath.engine.run.options import Asked
+from samepath.engine.verify.trace import Trace
+from samepath.engine.verify.verify import Difference, Verdict, VerifyRequest, verify
 from samepath.errors import SamepathError, WorkerFailed
 
 HEAD = """

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from samepath.data.cifar10 import CLASS_NAMES
+from samepath.data.formats.cifar10 import CLASS_NAMES
 from samepath.data.keep_list import KeepList, write_keep_list
 
 NAMES = list(CLASS_NAMES)

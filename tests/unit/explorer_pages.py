@@ -20,8 +20,8 @@ OpenPage = Callable[..., "Page"]
 @contextmanager
 def serving(folder: Path, keep: Path | None = None) -> Iterator[str]:
     """A server of a folder, in a thread; its address."""
-    from samepath.web.app import explorer_app
-    from samepath.web.session import open_session
+    from samepath.web.explorer.app import explorer_app
+    from samepath.web.explorer.session import open_session
 
     with (
         open_session(folder, keep) as session,

@@ -11,19 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from samepath.engine.options import Asked, Options
+from samepath.engine.run.options import Asked, Options
 from samepath.errors import UserError
-from samepath.insight.advice import Advice, Curve, NoisePoint, RangeTest
-from samepath.insight.advice_words import examples, span, verdict
-from samepath.insight.advice_workers import (
-    Question,
-    best_grain,
-    curve,
-    knee,
-    most_workers,
-    worker_counts,
-)
-from samepath.insight.advise import (
+from samepath.insight.advise.advice import Advice, Curve, NoisePoint, RangeTest
+from samepath.insight.advise.advise import (
     AdviseRequest,
     curves_of,
     in_minutes,
@@ -33,16 +24,25 @@ from samepath.insight.advise import (
     refuse,
     what_is_left,
 )
-from samepath.insight.advise_rates import range_test
-from samepath.insight.advise_runs import Found, only_training
-from samepath.insight.critical_batch import critical_batch
+from samepath.insight.advise.critical_batch import critical_batch
+from samepath.insight.advise.rates import range_test
+from samepath.insight.advise.runs import Found, only_training
+from samepath.insight.advise.words import examples, span, verdict
+from samepath.insight.advise.workers import (
+    Question,
+    best_grain,
+    curve,
+    knee,
+    most_workers,
+    worker_counts,
+)
 from samepath.insight.folder import read_finding
-from samepath.insight.machine import MACHINES, Machine, find_machine, flat
-from samepath.insight.measured import MeasuredStep, read_measured
 from samepath.recipe import Recipe
 from samepath.report.insight_advice import write_advice
 from samepath.report.insight_advice_words import curve_table, duration_short, tables_in_short
 from samepath.study.results import NetworkFacts
+from samepath.timing.machines import MACHINES, Machine, find_machine, flat
+from samepath.timing.measured import MeasuredStep, read_measured
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_steps import made as made_up
@@ -403,7 +403,7 @@ def test_bad_input(changes: dict[str, Any], said: str) -> None:
 
 
 def test_this_machine_has_only_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samepath.insight.advise.available_workers", lambda: 3)
+    monkeypatch.setattr("samepath.insight.advise.advise.available_workers", lambda: 3)
     request = AdviseRequest(recipe="x", networks=("Here", "1GbE"), floor=0.01)
     here, over = curves_of(request, options(), measured())
     assert [row.workers for row in here.rows] == [1, 2, 3]
@@ -420,7 +420,7 @@ SECONDS = {"step": 42.0, "rates": 42.0, "noise": 36.0}
 
 
 def test_runs_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samepath.insight.advise.available_workers", lambda: 2)
+    monkeypatch.setattr("samepath.insight.advise.advise.available_workers", lambda: 2)
     request = AdviseRequest(recipe="x")
     task = plan_runs(request, options(), measured(), 0.1, SECONDS)
     assert task.workers == 2

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from samepath.insight.advice import NoisePoint
-from samepath.insight.advise_rates import (
-    CLOSE,
-    judge,
-    next_rates,
-    planned_rounds,
-    range_test,
-)
-from samepath.insight.critical_batch import (
+from samepath.insight.advise.advice import NoisePoint
+from samepath.insight.advise.critical_batch import (
     MOST_POINTS,
     critical_batch,
     example_efficiency,
     noise_points,
     thinned,
     weak_workers,
+)
+from samepath.insight.advise.rates import (
+    CLOSE,
+    judge,
+    next_rates,
+    planned_rounds,
+    range_test,
 )
 
 STEPS = 20

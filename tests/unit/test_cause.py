@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from samepath.engine.cause import Evidence, explain
-from samepath.engine.compare import GrainParting, Parting
-from samepath.engine.trace import Event
+from samepath.engine.verify.compare import GrainParting, Parting
+from samepath.engine.verify.explain import Evidence, explain
+from samepath.engine.verify.trace import Event
 
 
 def evidence(point: str = "output", name: str = "noise", **changes: object) -> Evidence:

@@ -22,15 +22,15 @@ import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 
-from samepath.engine import checkpoint
-from samepath.engine.checkpoint import (
+from samepath.engine.state import checkpoint
+from samepath.engine.state.checkpoint import (
     list_checkpoints,
     load,
     load_newest,
     save,
     write_atomically,
 )
-from samepath.engine.state import State, digest
+from samepath.engine.state.state import State, digest
 from samepath.errors import CheckpointDamaged
 
 PROGRESS = {"epoch_loss": 0.25, "metrics": {"loss": 1.5}}

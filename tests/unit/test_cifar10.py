@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from samepath.builtin import BUILT_IN
-from samepath.data import Draws, cifar10
-from samepath.data.batch_pickle import unpickle
-from samepath.data.cifar10 import (
+from samepath.data import Draws
+from samepath.data.formats import cifar10
+from samepath.data.formats.batch_pickle import unpickle
+from samepath.data.formats.cifar10 import (
     BATCHES,
     CLASS_NAMES,
     NUM_IMAGES,

@@ -12,14 +12,15 @@ from torch import nn
 
 from samepath.errors import UserError
 from samepath.plan import assign, reduction
-from samepath.study.clock import (
+from samepath.study.results import ClockFacts, NetworkFacts
+from samepath.timing.clock import (
     Clock,
     Mode,
     grain_sizes,
     normalises_over_grains,
     predictions,
 )
-from samepath.study.network import (
+from samepath.timing.links import (
     MESSAGE_LATENCIES,
     PRESETS,
     Traffic,
@@ -28,8 +29,7 @@ from samepath.study.network import (
     reduction_seconds,
     traffic,
 )
-from samepath.study.results import ClockFacts, NetworkFacts
-from samepath.study.timing import Kind, fit_steps
+from samepath.timing.step_times import Kind, fit_steps
 
 FREE = NetworkFacts(name="free", how="given", bytes_per_second=1e30, latency_seconds=0.0)
 SLOW = NetworkFacts(name="slow", how="given", bytes_per_second=1e6, latency_seconds=1e-3)

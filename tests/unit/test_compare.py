@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.engine.compare import (
+from samepath.engine.verify.compare import (
     GrainParting,
     Parting,
     compare_tensors,
@@ -18,7 +18,7 @@ from samepath.engine.compare import (
     first_parting,
     ulps,
 )
-from samepath.engine.trace import Event, Grains, Trace
+from samepath.engine.verify.trace import Event, Grains, Trace
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 
 from samepath import start
 from samepath.data import as_source
-from samepath.engine.session import Session
+from samepath.engine.run.session import Session
 from samepath.errors import UserError
-from samepath.insight import hessian_lanczos
-from samepath.insight.hessian import SampleLoss, choose_sample, flatten, trained
-from samepath.insight.hessian_fault import refuse_undifferentiable
-from samepath.insight.hessian_lanczos import Eigenpairs, top_eigenpairs
-from samepath.insight.hessian_trace import estimate_trace
+from samepath.insight.curvature import lanczos as hessian_lanczos
+from samepath.insight.curvature.faults import refuse_undifferentiable
+from samepath.insight.curvature.hessian import SampleLoss, choose_sample, flatten, trained
+from samepath.insight.curvature.lanczos import Eigenpairs, top_eigenpairs
+from samepath.insight.curvature.trace import estimate_trace
 from samepath.plan import Batch
 
 Data = tuple[Tensor, Tensor]

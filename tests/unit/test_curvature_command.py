@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from samepath.engine.options import Asked
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
 from samepath.errors import UserError
-from samepath.insight.curvature import measure_curvature
-from samepath.insight.curvature_request import CurvatureRequest
-from samepath.insight.curvature_result import Curvature, RunCurvature, from_json, to_json
+from samepath.insight.curvature.curvature import measure_curvature
+from samepath.insight.curvature.landscape import Line, Plane, Rise
+from samepath.insight.curvature.request import CurvatureRequest
+from samepath.insight.curvature.result import Curvature, RunCurvature, from_json, to_json
 from samepath.insight.folder import read_finding
-from samepath.insight.landscape import Line, Plane, Rise
 from samepath.report.insight_curvature import write_curvature
 from samepath.report.insight_curvature_words import facts_table, verdict
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from samepath.recipes import deepdensity
-from samepath.recipes.convolution import Convolution3d
-from samepath.recipes.deepdensity import DeepDensity, Mixture
+from samepath.recipes.nodules import deepdensity
+from samepath.recipes.nodules.convolution import Convolution3d
+from samepath.recipes.nodules.deepdensity import DeepDensity, Mixture
 
 SIDE = 8
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]

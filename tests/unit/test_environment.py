@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.environment import LOOPBACK, Place, first_host, read_place
-from samepath.engine.reports import Report
+from samepath.engine.comm.environment import LOOPBACK, Place, first_host, read_place
+from samepath.engine.launch.reports import Report
 from samepath.errors import UserError
 
 TORCHRUN = {

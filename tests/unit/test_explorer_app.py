@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from samepath.web.app import explorer_app
-from samepath.web.explorer import Explorer
+from samepath.web.explorer.app import explorer_app
+from samepath.web.explorer.state import Explorer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from curation_folders import make_curation_folder

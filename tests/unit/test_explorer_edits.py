@@ -12,7 +12,7 @@ import pytest
 
 from samepath.data.keep_list import read_keep_list
 from samepath.errors import UserError
-from samepath.web.explorer import Explorer
+from samepath.web.explorer.state import Explorer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from curation_folders import make_curation_folder

@@ -18,16 +18,16 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from samepath.errors import UserError
-from samepath.web.explorer import Explorer
-from samepath.web.exports import (
+from samepath.web.explorer.exports import (
     MODULES,
     csv_table,
     page,
     parquet_table,
     write_export,
 )
+from samepath.web.explorer.pictures import Pictures
+from samepath.web.explorer.state import Explorer
 from samepath.web.guard import static_folder
-from samepath.web.pictures import Pictures
 
 sys.path.insert(0, str(Path(__file__).parent))
 from curation_folders import make_curation_folder
@@ -143,8 +143,8 @@ def test_sheets_hold_every_thumbnail(tmp_path: Path, kind: str) -> None:
 def test_many_pictures_make_small_thumbnails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samepath.web.pictures.MAX_SHEET_PIXELS", 150 * 8 * 8)
-    monkeypatch.setattr("samepath.web.pictures.THUMBNAIL_SIDES", (16, 8))
+    monkeypatch.setattr("samepath.web.explorer.pictures.MAX_SHEET_PIXELS", 150 * 8 * 8)
+    monkeypatch.setattr("samepath.web.explorer.pictures.THUMBNAIL_SIDES", (16, 8))
     folder = make_curation_folder(tmp_path / "c", 150, pictures="slices")
     pictures = Pictures(folder / "images.safetensors")
     assert pictures.thumbnail_size() == (8, 3)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samepath.data import GrainRequest
-from samepath.engine.feed import Feed, Mine
+from samepath.engine.step.grain_loader import Feed, Mine
 from samepath.plan import Batch, Plan
 
 PLAN = Plan(num_examples=22, batch_size=8, grain_size=2, seed=3)  # the third batch is of 6

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine import folder_lock
-from samepath.engine.folder_lock import LOCK, is_empty, is_locked, lock_folder, take_lock
+from samepath.engine.state import folder_lock
+from samepath.engine.state.folder_lock import LOCK, is_empty, is_locked, lock_folder, take_lock
 from samepath.errors import UserError
 
 

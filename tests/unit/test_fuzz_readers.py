@@ -36,31 +36,32 @@ from torch import nn
 from samepath.curation.cache import read_arrays, write_arrays
 from samepath.curation.extractor import load_from
 from samepath.curation.folder import CurationFolder
-from samepath.data import cifar10, download
-from samepath.data.batch_pickle import unpickle
-from samepath.data.cube_folder import open_cubes
-from samepath.data.cutting import CubeSettings
+from samepath.data import download
 from samepath.data.examples import examples_identity
 from samepath.data.fingerprint import fingerprint
-from samepath.data.images import simpleitk
+from samepath.data.formats import cifar10
+from samepath.data.formats.batch_pickle import unpickle
+from samepath.data.formats.cube_folder import open_cubes
+from samepath.data.formats.cutting import CubeSettings
+from samepath.data.formats.images import simpleitk
+from samepath.data.formats.luna16 import luna_job, luna_settings
+from samepath.data.formats.make_cubes import make_cubes
+from samepath.data.formats.volumes import load_volumes
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.data.keep_match import refuse_other_data
-from samepath.data.luna16 import luna_job, luna_settings
-from samepath.data.make_cubes import make_cubes
-from samepath.data.volumes import load_volumes
-from samepath.engine import checkpoint
-from samepath.engine.reopen import look_at
-from samepath.engine.run_code import needs_code_to_draw
-from samepath.engine.state import State
-from samepath.engine.tensorboard import EventWriter
-from samepath.engine.weights import load_weights, weights_of, write_weights
+from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.state import checkpoint
+from samepath.engine.state.reopen import look_at
+from samepath.engine.state.run_code import needs_code_to_draw
+from samepath.engine.state.state import State
+from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
-from samepath.insight.measured import read_measured, write_measured
 from samepath.report.findings import finding_sections
 from samepath.report.noise import noise_lines
 from samepath.study.results import ClockFacts, read_clock
-from samepath.web.explorer import Explorer
-from samepath.web.ui_board import Board
+from samepath.timing.measured import read_measured, write_measured
+from samepath.web.dashboard.board import Board
+from samepath.web.explorer.state import Explorer
 
 sys.path.insert(0, str(Path(__file__).parent))
 from curation_folders import make_curation_folder

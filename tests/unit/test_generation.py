@@ -12,23 +12,23 @@ import pytest
 import torch
 
 from samepath.cli import main
-from samepath.data.images import read_nifti
-from samepath.data.volumes import load_volumes
-from samepath.engine.options import Asked
-from samepath.engine.reopen import reopen
-from samepath.engine.train import Request, train
+from samepath.data.formats.images import read_nifti
+from samepath.data.formats.volumes import load_volumes
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.reopen import reopen
 from samepath.errors import CheckpointDamaged, UserError
-from samepath.recipes.deepdensity import DeepDensity, Mixture, evaluate_density
-from samepath.recipes.generate import GenerateRequest, generate
-from samepath.recipes.generation import Generator, encode, render
+from samepath.recipes.nodules.deepdensity import DeepDensity, Mixture, evaluate_density
+from samepath.recipes.nodules.generate import GenerateRequest, generate
+from samepath.recipes.nodules.generation import Generator, encode, render
 from samepath.report.show import show_run
 
 RECIPE = """
 import numpy as np
 import torch
 from samepath import Recipe
-from samepath.recipes.deepdensity import DeepDensity
-from samepath.recipes.nodules import _show, reconstruction_loss
+from samepath.recipes.nodules.deepdensity import DeepDensity
+from samepath.recipes.nodules.recipe import _show, reconstruction_loss
 
 def blobs(count, seed):
     random = np.random.default_rng(seed)
@@ -195,7 +195,7 @@ def test_rendering_in_parts_is_rendering(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = generator.generate(3, "small", side=12, seed=0)
-    monkeypatch.setattr("samepath.recipes.generation._CHUNK", 12 * 12 * 4 * 5)
+    monkeypatch.setattr("samepath.recipes.nodules.generation._CHUNK", 12 * 12 * 4 * 5)
     again = generator.generate(3, "small", side=12, seed=0)
     np.testing.assert_allclose(again.volumes, made.volumes, rtol=1e-6, atol=1e-7)
 

@@ -31,24 +31,25 @@ from torch import nn
 
 from samepath.curation.cache import read_arrays as read_stage
 from samepath.curation.extractor import load_from
-from samepath.data import cifar10, limits
-from samepath.data.batch_pickle import unpickle
-from samepath.data.cutting import CubeSettings
+from samepath.data import limits
 from samepath.data.fingerprint import fingerprint
-from samepath.data.images import read_image, simpleitk
+from samepath.data.formats import cifar10
+from samepath.data.formats.batch_pickle import unpickle
+from samepath.data.formats.cutting import CubeSettings
+from samepath.data.formats.images import read_image, simpleitk
+from samepath.data.formats.luna16 import read_annotations
+from samepath.data.formats.make_cubes import make_cubes
+from samepath.data.formats.nifti import ImageProblem
+from samepath.data.formats.numpy_files import read_arrays
+from samepath.data.formats.tables import typed
+from samepath.data.formats.volumes import load_volumes
 from samepath.data.keep_list import read_keep_list
-from samepath.data.luna16 import read_annotations
-from samepath.data.make_cubes import make_cubes
-from samepath.data.nifti import ImageProblem
-from samepath.data.numpy_files import read_arrays
-from samepath.data.tables import typed
-from samepath.data.volumes import load_volumes
-from samepath.engine import checkpoint
-from samepath.engine.state import State
-from samepath.engine.weights import load_weights, weights_of, write_weights
+from samepath.engine.state import checkpoint
+from samepath.engine.state.state import State
+from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.recipe import find_recipe
-from samepath.web.pictures import Pictures
+from samepath.web.explorer.pictures import Pictures
 
 sys.path.insert(0, str(Path(__file__).parent))
 from little_room import little_room
@@ -613,8 +614,8 @@ def test_nothing_unpickles() -> None:
                 module = node.module if isinstance(node, ast.ImportFrom) else None
                 names = {module or alias.name for alias in node.names}
                 roots = {str(name).split(".")[0] for name in names}
-                # alone.py: from a process to the one that it starts, through a pipe between them
-                allowed = {"pickle"} if path.name in ("batch_pickle.py", "alone.py") else set()
+                # fresh_process.py: from a process to the one that it starts, through a pipe between them
+                allowed = {"pickle"} if path.name in ("batch_pickle.py", "fresh_process.py") else set()
                 assert roots & loaders <= allowed, path
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".load"):
                 called = ast.unparse(node)

@@ -14,10 +14,16 @@ import pytest
 from scipy.ndimage import gaussian_filter
 from scipy.spatial.transform import Rotation
 
-from samepath.data.lidc import load_lidc_shapes, split_by_patient
+from samepath.data.formats.lidc import load_lidc_shapes, split_by_patient
 from samepath.errors import UserError
-from samepath.recipes.judgement import Judgement, judge, nearest_distances, table, two_sample
-from samepath.recipes.measures import LEVEL, MEASURES, Volumes, measure, surface_area
+from samepath.recipes.nodules.judgement import (
+    Judgement,
+    judge,
+    nearest_distances,
+    table,
+    two_sample,
+)
+from samepath.recipes.nodules.measures import LEVEL, MEASURES, Volumes, measure, surface_area
 
 NUM = 128
 
@@ -281,6 +287,6 @@ def test_what_cannot_be_judged_is_refused() -> None:
 
 
 def test_torch_is_not_needed() -> None:
-    code = "import sys, samepath.recipes.judgement; print('torch' in sys.modules)"
+    code = "import sys, samepath.recipes.nodules.judgement; print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "False\n"

@@ -24,9 +24,9 @@ from samepath.data.keep_list import (
     read_keep_list,
     write_keep_list,
 )
-from samepath.engine.options import Asked, Options, recipe_of, resolve
-from samepath.engine.reopen import reopen
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked, Options, recipe_of, resolve
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.reopen import reopen
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
 

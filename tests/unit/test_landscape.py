@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samepath.insight.hessian import flatten, trained, unflatten
-from samepath.insight.landscape import filter_normalised, line, places, plane, rise
+from samepath.insight.curvature.hessian import flatten, trained, unflatten
+from samepath.insight.curvature.landscape import filter_normalised, line, places, plane, rise
 
 
 def test_each_filter_of_a_direction_is_as_long_as_the_models() -> None:

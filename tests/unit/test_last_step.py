@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from samepath.engine import copies
-from samepath.engine.last_step import LastStep, forget, forget_strangers, newest
-from samepath.engine.state import State
+from samepath.engine.elastic import ring as copies
+from samepath.engine.elastic.step_memory import LastStep, forget, forget_strangers, newest
+from samepath.engine.state.state import State
 
 RUN = "0" * 31 + "1"
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from samepath.cli import main
-from samepath.engine import copies, last_step, leftovers, owners
-from samepath.engine.folder_lock import take_lock
-from samepath.engine.last_step import LastStep
-from samepath.engine.state import State
+from samepath.engine.elastic import ring as copies
+from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.launch import leftovers, owners
+from samepath.engine.state.folder_lock import take_lock
+from samepath.engine.state.state import State
 
 RUN = "a" * 32
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from samepath.engine.letter import read_facts, read_tensors, write
+from samepath.engine.server.message import read_facts, read_tensors, write
 
 
 def test_tensors_of_all_kinds_arrive_to_the_bit() -> None:

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samepath.data.lidc import LidcShapes, load_lidc_shapes, split_by_patient
+from samepath.data.formats.lidc import LidcShapes, load_lidc_shapes, split_by_patient
 from samepath.recipe import Recipe, find_recipe
-from samepath.recipes.nodules import as_images, categories
+from samepath.recipes.nodules.recipe import as_images, categories
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +22,19 @@ def shapes() -> LidcShapes:
 
 
 def test_the_file_holds_plain_arrays_only() -> None:
-    source = resources.files("samepath.data").joinpath("lidc_shapes.npz")
+    source = resources.files("samepath.data.formats").joinpath("lidc_shapes.npz")
     with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         assert all(arrays[name].dtype != object for name in arrays.files)
 
 
 def test_the_file_carries_no_build_time() -> None:
-    source = resources.files("samepath.data").joinpath("lidc_shapes.npz")
+    source = resources.files("samepath.data.formats").joinpath("lidc_shapes.npz")
     with source.open("rb") as file, zipfile.ZipFile(file) as archive:
         assert {member.date_time for member in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_the_attribution_is_beside_the_file() -> None:
-    text = resources.files("samepath.data").joinpath("LIDC_ATTRIBUTION.md").read_text("utf-8")
+    text = resources.files("samepath.data.formats").joinpath("LIDC_ATTRIBUTION.md").read_text("utf-8")
     assert "CC BY 3.0" in text
     assert "Armato" in text
 

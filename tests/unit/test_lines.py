@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine import lines as lines_module
-from samepath.engine.lines import Lines
+from samepath.engine.state import metrics_log as lines_module
+from samepath.engine.state.metrics_log import Lines
 
 
 def test_eager_lines_are_synced_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from samepath import patience
 from samepath.cli.cubes import cubes as cubes_command
-from samepath.data import cube_cache
-from samepath.data.cutting import CubeSettings
-from samepath.data.images import simpleitk
-from samepath.data.luna16 import read_annotations
-from samepath.data.make_cubes import make_cubes
-from samepath.data.volumes import load_volumes
+from samepath.data.formats import cube_cache
+from samepath.data.formats.cutting import CubeSettings
+from samepath.data.formats.images import simpleitk
+from samepath.data.formats.luna16 import read_annotations
+from samepath.data.formats.make_cubes import make_cubes
+from samepath.data.formats.volumes import load_volumes
 from samepath.errors import UserError
 from samepath.patience import WaitedTooLong
 
@@ -304,7 +304,8 @@ def test_processes_that_race_share_one_result(luna: Path, tmp_path: Path) -> Non
 import hashlib, os, sys
 from contextlib import nullcontext
 from pathlib import Path
-from samepath.data import cube_cache, volumes
+from samepath.data.formats import cube_cache
+from samepath.data.formats import volumes
 
 for cache in ("locked", "free"):
     os.environ["SAMEPATH_CACHE"] = str(Path({str(tmp_path)!r}) / cache)

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samepath.errors import UserError
-from samepath.insight.machine import (
+from samepath.study.results import NetworkFacts
+from samepath.timing.links import MESSAGE_LATENCIES, PRESETS, reduction_seconds
+from samepath.timing.machines import (
     MACHINES,
     Algorithm,
     Level,
@@ -17,8 +19,6 @@ from samepath.insight.machine import (
     reduction_cost,
     tree_seconds,
 )
-from samepath.study.network import MESSAGE_LATENCIES, PRESETS, reduction_seconds
-from samepath.study.results import NetworkFacts
 
 
 def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:

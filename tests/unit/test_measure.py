@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from samepath import start
 from samepath.data import Source
-from samepath.engine.measure import CURVATURE_GRAINS, curvature, measure, noise
-from samepath.engine.session import Session
-from samepath.engine.trainer import Trainer
+from samepath.engine.run.measure import CURVATURE_GRAINS, curvature, measure, noise
+from samepath.engine.run.session import Session
+from samepath.engine.step.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import Batch, epoch_order
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from samepath.engine.memory import keep_freed_memory
+from samepath.engine.run.memory import keep_freed_memory
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 CHOSEN = ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD"]

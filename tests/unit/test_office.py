@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from samepath.engine.collective import Mailbox
-from samepath.engine.letter import NOTHING
-from samepath.engine.server import Office
+from samepath.engine.comm.collective import Mailbox
+from samepath.engine.server.message import NOTHING
+from samepath.engine.server.server import Office
 from samepath.errors import WorkerLost
 
 LIMIT_SECONDS = 10

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from samepath.engine.optimizers import replaced, with_decay
+from samepath.engine.run.optimizers import replaced, with_decay
 from samepath.errors import UserError
 from samepath.strategies import OtherOptimizer
 

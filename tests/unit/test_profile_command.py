@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from samepath.cli import main
-from samepath.insight import profile as profile_module
-from samepath.insight.engines_horovod import reductions
-from samepath.insight.profile_worker import TURN, WARM_UP, turns
-from samepath.insight.timeline import Event
+from samepath.insight.profile import profile as profile_module
+from samepath.insight.profile.engines_horovod import reductions
+from samepath.insight.profile.timeline import Event
+from samepath.insight.profile.worker import TURN, WARM_UP, turns
 
 
 @pytest.fixture(autouse=True)

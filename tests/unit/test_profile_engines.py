@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samepath.engine.collective import Alone, Record
-from samepath.engine.options import Asked, resolve
+from samepath.engine.comm.collective import Alone, Record
+from samepath.engine.run.options import Asked, resolve
 from samepath.errors import UserError
-from samepath.insight import profile_worker
-from samepath.insight.engines_plain import PlainLoop, Reducer
-from samepath.insight.profile_worker import ONE_CLOCK, set_clock
-from samepath.insight.timeline_recorder import Recorder
+from samepath.insight.profile import worker as profile_worker
+from samepath.insight.profile.engines_plain import PlainLoop, Reducer
+from samepath.insight.profile.recorder import Recorder
+from samepath.insight.profile.worker import ONE_CLOCK, set_clock
 from samepath.recipe import FoundRecipe, Recipe
 
 

@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from samepath.errors import UserError, WorkerLost
-from samepath.insight.queue_reduction import Coordinator, QueueReduction, QueueSettings, fuse
-from samepath.insight.timeline_recorder import Recorder
+from samepath.insight.profile.queue_reduction import (
+    Coordinator,
+    QueueReduction,
+    QueueSettings,
+    fuse,
+)
+from samepath.insight.profile.recorder import Recorder
 
 SIZES = (3, 50, 1, 7, 200, 20, 9)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samepath.insight.timeline import (
+from samepath.insight.profile.timeline import (
     MAIN,
     Event,
     Phase,
@@ -22,7 +22,7 @@ from samepath.insight.timeline import (
     self_times,
     union,
 )
-from samepath.insight.timeline_trace import chrome_trace
+from samepath.insight.profile.trace_file import chrome_trace
 
 
 def event(

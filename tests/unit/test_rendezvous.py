@@ -30,24 +30,28 @@ from torch.distributed.elastic.rendezvous import (
 
 from samepath import patience
 from samepath.cli import main
-from samepath.engine import elastic, last_step, leftovers, rendezvous, sealed_store
-from samepath.engine.agent import Elastic
-from samepath.engine.collective import machine_name
-from samepath.engine.environment import LOOPBACK
-from samepath.engine.folder_lock import LOCK
-from samepath.engine.options import Asked
-from samepath.engine.rendezvous import FINISHED, Crew, Meeting, Round, Seat, share_out
-from samepath.engine.reports import Interrupted
-from samepath.engine.request import Request
-from samepath.engine.rundir import RunFolder
-from samepath.engine.sealed_store import (
+from samepath.engine.comm.collective import machine_name
+from samepath.engine.comm.environment import LOOPBACK
+from samepath.engine.elastic import rendezvous
+from samepath.engine.elastic import signed_store as sealed_store
+from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.elastic.rendezvous import FINISHED, Crew, Meeting, Round, Seat, share_out
+from samepath.engine.elastic.signed_store import (
     LeaderLost,
     SealedStore,
     SeatTaken,
     open_store,
     reach_store,
 )
-from samepath.engine.train import train
+from samepath.engine.launch import leftovers
+from samepath.engine.launch import machines as elastic
+from samepath.engine.launch.agent import Elastic
+from samepath.engine.launch.reports import Interrupted
+from samepath.engine.run.options import Asked
+from samepath.engine.run.request import Request
+from samepath.engine.run.train import train
+from samepath.engine.state.folder_lock import LOCK
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.patience import WaitedTooLong
 

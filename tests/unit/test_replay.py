@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import samepath
-from samepath.engine import copies, last_step
-from samepath.engine.last_step import WHOLE_EVERY, LastStep, newest
-from samepath.engine.recover import recover
-from samepath.engine.session import Session
-from samepath.engine.settings import Pace
-from samepath.engine.trainer import Trainer
+from samepath.engine.elastic import ring as copies
+from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.elastic.recover import recover
+from samepath.engine.elastic.step_memory import WHOLE_EVERY, LastStep, newest
+from samepath.engine.run.session import Session
+from samepath.engine.step.settings import Pace
+from samepath.engine.step.trainer import Trainer
 
 RUN = "b" * 32
 STEPS = 2 * WHOLE_EVERY + 5

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import samepath
-from samepath.engine.bits import same_bits, tensor_sums
-from samepath.engine.buffers import written_in_part
-from samepath.engine.replicas import EVERY, LeftAlone, is_due, refuse_drift
-from samepath.engine.session import Session
-from samepath.engine.state import digest, state_of
-from samepath.engine.trainer import Trainer
+from samepath.engine.checks.replicas import EVERY, LeftAlone, is_due, refuse_drift
+from samepath.engine.comm.tensors import same_bits, tensor_sums
+from samepath.engine.run.session import Session
+from samepath.engine.state.state import digest, state_of
+from samepath.engine.step.buffers import written_in_part
+from samepath.engine.step.trainer import Trainer
 from samepath.errors import ReplicasDiffer, UserError
 
 
@@ -56,8 +56,8 @@ def test_a_batch_of_no_weight_changes_nothing(session: Session) -> None:
 
 def test_the_epochs_loss_goes_by_weight() -> None:
     """A batch of two labels that count is not worth as much as one of eight."""
-    from samepath.engine.progress import Progress
-    from samepath.engine.settings import StepResult
+    from samepath.engine.state.progress import Progress
+    from samepath.engine.step.settings import StepResult
 
     def result(loss: float, weight: float) -> StepResult:
         return StepResult(

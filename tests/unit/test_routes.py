@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.compare import Parting
-from samepath.engine.routes import Found, Leg, Recorded, first_difference
-from samepath.engine.trace import Trace
-from samepath.engine.verify import stops_of
+from samepath.engine.verify.compare import Parting
+from samepath.engine.verify.routes import Found, Leg, Recorded, first_difference
+from samepath.engine.verify.trace import Trace
+from samepath.engine.verify.verify import stops_of
 
 END = {"status": "finished", "message": "", "digest": "d"}
 

@@ -14,16 +14,16 @@ import torch
 
 from samepath.cli import main
 from samepath.curation.extractor import load_from
-from samepath.engine.elastic import Machine
-from samepath.engine.options import Asked
-from samepath.engine.reopen import look_at, reopen
-from samepath.engine.request import Request
-from samepath.engine.train import join, train
+from samepath.engine.launch.machines import Machine
+from samepath.engine.run.options import Asked
+from samepath.engine.run.request import Request
+from samepath.engine.run.train import join, train
+from samepath.engine.state.reopen import look_at, reopen
 from samepath.errors import UserError
-from samepath.insight.curvature import measure_curvature
-from samepath.insight.curvature_request import CurvatureRequest
+from samepath.insight.curvature.curvature import measure_curvature
+from samepath.insight.curvature.request import CurvatureRequest
 from samepath.recipe import find_recipe
-from samepath.recipes.generate import GenerateRequest, generate
+from samepath.recipes.nodules.generate import GenerateRequest, generate
 from samepath.report.show import show_run
 
 TINY = Path(__file__).parents[1] / "parity" / "tiny_recipe.py"

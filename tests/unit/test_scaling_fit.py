@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samepath.errors import UserError
-from samepath.insight.scaling_fit import ScalingFit, fit_scaling, seconds_of_efficiencies
+from samepath.insight.advise.scaling_fit import ScalingFit, fit_scaling, seconds_of_efficiencies
 
 TABLE_I = {1: 1.0, 2: 1.0517, 4: 0.8681, 8: 0.9009, 16: 0.5808, 32: 0.4625}
 """Cunha et al. 2018: strong scaling efficiency by number of GPUs."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import samepath
-from samepath.engine.session import Session
-from samepath.engine.trainer import Trainer
+from samepath.engine.run.session import Session
+from samepath.engine.step.trainer import Trainer
 from samepath.errors import UserError
 from samepath.recipe import Recipe
 

@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samepath.errors import UserError
-from samepath.insight import simulate as module
-from samepath.insight.machine import MACHINES, Cost, Machine, flat
-from samepath.insight.policies import DDP, Queue, Static, bucket_up, run_queue, run_static
-from samepath.insight.simulate import Policy, Simulated, simulate
-from samepath.insight.workload import (
+from samepath.plan import assign
+from samepath.study.results import ClockFacts, NetworkFacts
+from samepath.timing import model as module
+from samepath.timing.links import MESSAGE_LATENCIES, reduction_seconds
+from samepath.timing.machines import MACHINES, Cost, Machine, flat
+from samepath.timing.model import Policy, Simulated, simulate
+from samepath.timing.policies import DDP, Queue, Static, bucket_up, run_queue, run_static
+from samepath.timing.workload import (
     Scaling,
     Spread,
     Workload,
@@ -26,9 +29,6 @@ from samepath.insight.workload import (
     share_out,
     workload_of,
 )
-from samepath.plan import assign
-from samepath.study.network import MESSAGE_LATENCIES, reduction_seconds
-from samepath.study.results import ClockFacts, NetworkFacts
 
 
 def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
@@ -451,7 +451,7 @@ def test_every_result_says_modelled() -> None:
 def test_buckets_are_filled_as_the_engine_does() -> None:
     import torch
 
-    from samepath.engine.gradients import lay_out
+    from samepath.engine.step.gradients import lay_out
 
     sizes = (16, 160, 320, 16, 640, 32)
     tensors = [torch.empty(size, dtype=torch.float32) for size in sizes]

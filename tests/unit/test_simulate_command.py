@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from samepath.cli.simulate import parse_worker_range, simulate
 from samepath.errors import UserError
-from samepath.insight.measured import read_measured, write_measured
-from samepath.insight.policies import Queue, Static
-from samepath.insight.simulation_run import POLICIES, default_workers, parse_policy
-from samepath.insight.stopwatch import workload_from
+from samepath.insight.simulate.simulate import POLICIES, default_workers, parse_policy
+from samepath.timing.measured import read_measured, write_measured
+from samepath.timing.policies import Queue, Static
+from samepath.timing.stopwatch import workload_from
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_steps import made

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from samepath.insight.machine import MACHINES
-from samepath.insight.policies import HOROVOD_TODAY, Queue, Static
-from samepath.insight.simulate import Policy, simulate
-from samepath.insight.workload import Workload, assumed_ready
+from samepath.timing.machines import MACHINES
+from samepath.timing.model import Policy, simulate
+from samepath.timing.policies import HOROVOD_TODAY, Queue, Static
+from samepath.timing.workload import Workload, assumed_ready
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from figure_8 import QUEUE, STATIC, on_summit, resnet50

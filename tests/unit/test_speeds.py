@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samepath.engine.speeds import EVERY, FIRST, SELDOM, Speeds, Told
+from samepath.engine.step.balance import EVERY, FIRST, SELDOM, Speeds, Told
 from samepath.plan import assign, reduction
 
 Step = tuple[Sequence[float], float]

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.options import Asked, Options, resolve
+from samepath.engine.run.options import Asked, Options, resolve
 from samepath.errors import UserError
-from samepath.insight.measured import read_measured, write_measured
-from samepath.insight.stopwatch import (
+from samepath.recipe import find_recipe
+from samepath.timing.links import Sample, link_of
+from samepath.timing.measured import read_measured, write_measured
+from samepath.timing.step_times import Kind
+from samepath.timing.stopwatch import (
     assemble,
     doubts,
     measure_step,
@@ -21,11 +24,8 @@ from samepath.insight.stopwatch import (
     turns_for,
     workload_from,
 )
-from samepath.insight.stopwatch_found import Launched, read_turns
-from samepath.insight.stopwatch_worker import Job, Steps, Turn, _plan
-from samepath.recipe import find_recipe
-from samepath.study.network import Sample, link_of
-from samepath.study.timing import Kind
+from samepath.timing.stopwatch_found import Launched, read_turns
+from samepath.timing.stopwatch_worker import Job, Steps, Turn, _plan
 
 sys.path.insert(0, str(Path(__file__).parent))
 from measured_steps import made

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.engine.course import LOOK_AHEAD, Course
-from samepath.engine.options import Options
+from samepath.engine.run.options import Options
+from samepath.engine.run.strategy_schedule import LOOK_AHEAD, Course
 from samepath.errors import UserError
 from samepath.strategies import (
     BUILT_IN,

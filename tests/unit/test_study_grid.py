@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samepath.cli import main
-from samepath.engine.options import Asked, Options, resolve
+from samepath.engine.run.options import Asked, Options, resolve
 from samepath.recipe import find_recipe
 from samepath.study.grid import file_name, race_entries, same_as_strong
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import samepath
-from samepath.engine.record import exact_sum
+from samepath.engine.step.record import exact_sum
 from samepath.errors import Diverged
 
 

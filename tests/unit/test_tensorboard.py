@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 
 from samepath.cli.tensorboard import tensorboard
-from samepath.engine.folder_lock import lock_folder
-from samepath.engine.options import Asked
-from samepath.engine.rundir import RunFolder
-from samepath.engine.tensorboard import EventWriter
-from samepath.engine.train import Request, train
+from samepath.engine.run.options import Asked
+from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.folder_lock import lock_folder
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))

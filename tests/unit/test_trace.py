@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samepath.engine.bits import fingerprint
-from samepath.engine.collective import Alone
-from samepath.engine.session import Session
-from samepath.engine.state import digest, state_of
-from samepath.engine.trace import Grains, GrainWatch
+from samepath.engine.comm.collective import Alone
+from samepath.engine.comm.tensors import fingerprint
+from samepath.engine.run.session import Session
+from samepath.engine.state.state import digest, state_of
+from samepath.engine.verify.trace import Grains, GrainWatch
 
 
 def test_fingerprints_stand_for_bits() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from samepath.engine.state import State, digest, state_of
-from samepath.engine.trace import facts_of
+from samepath.engine.state.state import State, digest, state_of
+from samepath.engine.verify.trace import facts_of
 
 Change = Callable[[Any], None]
 

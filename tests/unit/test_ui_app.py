@@ -15,11 +15,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from samepath.engine.folder_lock import lock_folder
+from samepath.engine.state.folder_lock import lock_folder
+from samepath.web.dashboard.app import ui_app
+from samepath.web.dashboard.board import Board
+from samepath.web.dashboard.report import take_apart
 from samepath.web.guard import static_folder
-from samepath.web.ui_app import ui_app
-from samepath.web.ui_board import Board
-from samepath.web.ui_report import take_apart
 
 sys.path.insert(0, str(Path(__file__).parent))
 from local_client import TestClient
@@ -155,7 +155,7 @@ def test_a_run_that_grows(client: TestClient, tmp_path: Path) -> None:
 def test_new_runs_appear(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samepath.web.ui_board.SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("samepath.web.dashboard.board.SEARCH_SECONDS", 0.05)
     assert things(client) == {}
     run = make_run(tmp_path / "runs" / "a")
     end = time.monotonic() + 60
@@ -312,7 +312,7 @@ def test_files_are_sent_so_that_nothing_in_them_runs(
     assert client.get(report).json() == take_apart(EVIL)
     assert client.get(report.replace(files["advice.html"]["id"], files["trace.json"]["id"])
                       ).status_code == 404  # fmt: skip
-    monkeypatch.setattr("samepath.web.ui_things.MAX_BYTES", 1)
+    monkeypatch.setattr("samepath.web.dashboard.things.MAX_BYTES", 1)
     assert get("trace.json").status_code == 404
     named = client.get(f"/api/thing/{page['id']}").json()["files"]
     assert {file["name"] for file in named if file["is_large"]} == set(files)

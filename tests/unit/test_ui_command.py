@@ -49,7 +49,7 @@ def test_it_serves_the_current_folder_and_ends_at_ctrl_c(tmp_path: Path) -> None
 
 
 def test_torch_is_not_needed_to_look() -> None:
-    code = "import sys, samepath.web.ui_session; print('torch' in sys.modules)"
+    code = "import sys, samepath.web.dashboard.session; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.folder_lock import lock_folder
+from samepath.engine.state.folder_lock import lock_folder
 from samepath.insight.folder import KINDS
-from samepath.web import ui_find
-from samepath.web.ui_find import MARKS, Root, search
+from samepath.web.dashboard import find as ui_find
+from samepath.web.dashboard.find import MARKS, Root, search
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ui_folders import make_finding, make_run

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samepath.engine.rundir import RunFolder
-from samepath.web.ui_metrics import Metrics, last_lines, sample
-from samepath.web.ui_runs import comparison, curves
-from samepath.web.ui_thin import NUM_POINTS, thin
+from samepath.engine.state.run_folder import RunFolder
+from samepath.web.dashboard.metrics import Metrics, last_lines, sample
+from samepath.web.dashboard.runs import comparison, curves
+from samepath.web.dashboard.thin import NUM_POINTS, thin
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ui_folders import make_run, metrics_lines, step_line

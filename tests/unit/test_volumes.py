@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from samepath.cli.cubes import cubes as cubes_command
-from samepath.data import listing
-from samepath.data.cutting import CubeSettings, sample_cube
-from samepath.data.images import as_image, read_nifti, simpleitk, write_nifti
-from samepath.data.make_cubes import make_cubes
-from samepath.data.volumes import load_volumes
+from samepath.data.formats import listing
+from samepath.data.formats.cutting import CubeSettings, sample_cube
+from samepath.data.formats.images import as_image, read_nifti, simpleitk, write_nifti
+from samepath.data.formats.make_cubes import make_cubes
+from samepath.data.formats.volumes import load_volumes
 from samepath.errors import UserError
 
 CT = Path(__file__).parents[3] / "shared" / "data" / "ct_nodules16.npz"

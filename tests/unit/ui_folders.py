@@ -99,8 +99,8 @@ def serving_ui(folder: Path) -> Iterator[str]:
     """A server of a folder, in a thread; its address."""
     from explorer_pages import answering
 
-    from samepath.web.ui_app import ui_app
-    from samepath.web.ui_session import open_ui
+    from samepath.web.dashboard.app import ui_app
+    from samepath.web.dashboard.session import open_ui
 
     with (
         open_ui(folder) as session,

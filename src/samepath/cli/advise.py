@@ -79,9 +79,9 @@ def advise(
       samepath advise cifar10 --data cifar-10-batches-bin --minutes 10
     """
     from samepath.cli.advise_display import AdviseDisplay
-    from samepath.engine.options import Asked
-    from samepath.insight.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
-    from samepath.insight.advise import advise as find_advice
+    from samepath.engine.run.options import Asked
+    from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
+    from samepath.insight.advise.advise import advise as find_advice
     from samepath.insight.folder import choose_folder, read_finding
     from samepath.report.insight_advice import write_advice
     from samepath.report.insight_advice_words import tables_in_short

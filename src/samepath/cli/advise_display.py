@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from samepath.insight.advise import Watcher
+from samepath.insight.advise.advise import Watcher
 from samepath.say import say
 
 

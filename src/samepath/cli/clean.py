@@ -21,7 +21,7 @@ def clean(dry_run: bool, as_json: bool) -> None:
       samepath clean
     """
     from samepath.cli.common import print_json
-    from samepath.engine.leftovers import find, remove
+    from samepath.engine.launch.leftovers import find, remove
 
     found = find()
     failed = [] if dry_run else remove(found)

@@ -140,9 +140,9 @@ def machine_options(command: Command) -> Command:
 
 def machine_of(here: int | None, interface: str | None) -> Any:
     """The same as a Machine."""
-    from samepath.engine.elastic import Machine, address_of
-    from samepath.engine.environment import LOOPBACK
-    from samepath.engine.request import available_workers
+    from samepath.engine.comm.environment import LOOPBACK
+    from samepath.engine.launch.machines import Machine, address_of
+    from samepath.engine.run.request import available_workers
 
     return Machine(
         workers=here or available_workers(),
@@ -153,6 +153,6 @@ def machine_of(here: int | None, interface: str | None) -> Any:
 
 def print_json(content: Any) -> None:
     """One object, the only thing on standard output; NaN and infinities as text."""
-    from samepath.engine.rundir import finite
+    from samepath.engine.state.run_folder import finite
 
     click.echo(json.dumps(finite(content)))

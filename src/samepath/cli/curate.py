@@ -131,7 +131,7 @@ def curate_itself(
     from samepath.cli.display import LiveDisplay
     from samepath.curation.pipeline import curate as curate_request
     from samepath.curation.request import CurateRequest
-    from samepath.engine.reports import Interrupted
+    from samepath.engine.launch.reports import Interrupted
     from samepath.report.curation_report import write_curation_report
 
     request = CurateRequest(

@@ -63,7 +63,7 @@ def compare(
     from samepath.cli.study_display import StudyDisplay
     from samepath.curation.compare import Wanted, to_json
     from samepath.curation.compare import compare as compare_all
-    from samepath.engine.reports import Interrupted
+    from samepath.engine.launch.reports import Interrupted
     from samepath.report.curation_compare import comparison_table, finish_comparison
     from samepath.study.opening import StudyRequest
 

@@ -20,8 +20,8 @@ def digest(run: Path, as_json: bool) -> None:
     Example: samepath digest runs/digits-1
     """
     from samepath.cli.common import print_json
-    from samepath.engine.checkpoint import load_newest
-    from samepath.engine.rundir import RunFolder
+    from samepath.engine.state.checkpoint import load_newest
+    from samepath.engine.state.run_folder import RunFolder
     from samepath.errors import CheckpointDamaged
 
     folder = RunFolder(run)

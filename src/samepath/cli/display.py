@@ -8,9 +8,9 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from samepath.engine.options import Options
-from samepath.engine.progress import Display
-from samepath.engine.settings import StepResult
+from samepath.engine.run.options import Options
+from samepath.engine.state.progress import Display
+from samepath.engine.step.settings import StepResult
 from samepath.say import say
 from samepath.terminal import may_be_closed
 

@@ -50,9 +50,9 @@ def explore(
     from rich.console import Console
 
     from samepath.cli.common import print_json
-    from samepath.web.explorer import Explorer
-    from samepath.web.exports import write_export
-    from samepath.web.session import open_session
+    from samepath.web.explorer.exports import write_export
+    from samepath.web.explorer.session import open_session
+    from samepath.web.explorer.state import Explorer
 
     status = Console(stderr=True).status("opening the map ...")
     if out is not None:

@@ -38,7 +38,7 @@ def join(
     """
     from samepath.cli.display import LiveDisplay
     from samepath.cli.train import exit_code, summarize
-    from samepath.engine.train import join as join_run
+    from samepath.engine.run.train import join as join_run
 
     with stdout_kept_for_json(as_json):
         machine = machine_of(here, interface)

@@ -93,11 +93,11 @@ def profile(
     """
     from samepath.cli.profile_display import ProfileDisplay
     from samepath.cli.study import print_tables
-    from samepath.engine.options import Asked
+    from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder, read_finding
-    from samepath.insight.profile import ProfileRequest
-    from samepath.insight.profile import profile as profile_recipe
-    from samepath.insight.queue_reduction import QueueSettings
+    from samepath.insight.profile.profile import ProfileRequest
+    from samepath.insight.profile.profile import profile as profile_recipe
+    from samepath.insight.profile.queue_reduction import QueueSettings
     from samepath.report.insight_profile import (
         OPEN,
         summary,

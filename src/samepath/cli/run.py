@@ -20,8 +20,8 @@ def run(num_workers: str, script: str, arguments: tuple[str, ...]) -> None:
     Example: samepath run -n 2 examples/own_loop.py
     """
     from samepath.cli.common import parse_workers
-    from samepath.engine.launch import launch_script
-    from samepath.engine.request import available_workers
+    from samepath.engine.launch.launch import launch_script
+    from samepath.engine.run.request import available_workers
 
     workers = parse_workers(num_workers)
     launch_script([script, *arguments], available_workers() if workers == "auto" else workers)

@@ -111,9 +111,9 @@ def simulate(
     """
     from rich.console import Console
 
-    from samepath.engine.options import Asked
+    from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder
-    from samepath.insight.simulation_run import SimulationRequest, run_simulation, verdict
+    from samepath.insight.simulate.simulate import SimulationRequest, run_simulation, verdict
     from samepath.report.insight_simulation import NOTE, PAGE, curve_table, write_simulation
 
     from_folder = Path(source).is_dir()

@@ -125,7 +125,7 @@ def study(
       samepath study digits --batch-sizes 16,64,256 --learning-rates 0.001,0.003,0.01
     """
     from samepath.cli.study_display import StudyDisplay
-    from samepath.engine.reports import Interrupted
+    from samepath.engine.launch.reports import Interrupted
     from samepath.report.study_finish import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest

@@ -31,7 +31,7 @@ def tensorboard(folder: Path, out: Path | None, as_json: bool) -> None:
     from rich.console import Console
 
     from samepath.cli.common import print_json
-    from samepath.web.ui_tensorboard import convert
+    from samepath.web.dashboard.tensorboard import convert
 
     console = Console(stderr=True)
     with console.status("writing event files ...") as status:

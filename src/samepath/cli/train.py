@@ -129,11 +129,11 @@ def train(
     """
     from samepath.cli.display import LiveDisplay
     from samepath.data.loaders import TIMEOUT_SECONDS
-    from samepath.engine.environment import read_place
-    from samepath.engine.options import Asked
-    from samepath.engine.rendezvous import Crew
-    from samepath.engine.train import Request
-    from samepath.engine.train import train as train_request
+    from samepath.engine.comm.environment import read_place
+    from samepath.engine.elastic.rendezvous import Crew
+    from samepath.engine.run.options import Asked
+    from samepath.engine.run.train import Request
+    from samepath.engine.run.train import train as train_request
 
     workers: Any = num_workers
     machine = None

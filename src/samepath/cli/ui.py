@@ -28,7 +28,7 @@ def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
     import webbrowser
 
     from samepath.cli.common import print_json
-    from samepath.web.ui_session import open_ui
+    from samepath.web.dashboard.session import open_ui
 
     with open_ui(folder, port) as session:
         if as_json:

@@ -11,7 +11,7 @@ from samepath.cli.common import data_option, keep_option, shaping_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from samepath.engine.verify import Counted, Difference, Trained, Verdict
+    from samepath.engine.verify.verify import Counted, Difference, Trained, Verdict
 
 
 @click.command()
@@ -71,9 +71,9 @@ def verify(
     """
     from samepath.cli.common import parse_counts, print_json, stdout_kept_for_json
     from samepath.cli.display import LiveDisplay
-    from samepath.engine.options import Asked
-    from samepath.engine.verify import VerifyRequest
-    from samepath.engine.verify import verify as verify_request
+    from samepath.engine.run.options import Asked
+    from samepath.engine.verify.verify import VerifyRequest
+    from samepath.engine.verify.verify import verify as verify_request
 
     request = VerifyRequest(
         recipe=recipe,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from samepath.data.limits import brief, read_tensors
-from samepath.engine.checkpoint import sync_folder
+from samepath.engine.state.checkpoint import sync_folder
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.options import Options, training_source, with_fingerprints
+from samepath.engine.run.options import Options, training_source, with_fingerprints
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.study.batches import facts_of, judged_by, refuse_batches, train_all, with_batch

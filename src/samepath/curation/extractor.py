@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from samepath.data import seed_everything
 from samepath.data.limits import brief, read_tensors
-from samepath.engine.reopen import look_at
-from samepath.engine.state import State, digest
+from samepath.engine.state.reopen import look_at
+from samepath.engine.state.state import State, digest
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.recipe import FoundRecipe, Recipe, where

@@ -16,9 +16,9 @@ from typing import Any
 from samepath.curation.cache import Arrays, checksum, write_arrays
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.data.limits import brief, open_plain, opened_tensors, read_object
-from samepath.engine.checkpoint import write_atomically
-from samepath.engine.folder_lock import is_empty, lock_folder
-from samepath.engine.rundir import finite, make_folder
+from samepath.engine.state.checkpoint import write_atomically
+from samepath.engine.state.folder_lock import is_empty, lock_folder
+from samepath.engine.state.run_folder import finite, make_folder
 from samepath.errors import UserError
 
 ABOUT = "curation.json"

@@ -16,10 +16,10 @@ from samepath.curation.extractor import Extractor, load_from
 from samepath.curation.folder import CurationFolder
 from samepath.curation.request import CurateRequest
 from samepath.data.keep_list import KeepList, write_keep_list
-from samepath.engine.options import Asked
-from samepath.engine.reports import Interrupted
-from samepath.engine.rundir import RunFolder
-from samepath.engine.train import Request, train
+from samepath.engine.launch.reports import Interrupted
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import SamepathError, UserError
 from samepath.recipe import FoundRecipe
 

@@ -27,8 +27,8 @@ from samepath.curation.request import FRACTION, CurateRequest
 from samepath.curation.stages import features_stage, inputs_stage, label_stage, map_stage
 from samepath.curation.subject import Subject, subject_of
 from samepath.data.keep_list import KeepList, read_keep_list
-from samepath.engine.environment import read_place
-from samepath.engine.hardware import versions
+from samepath.engine.checks.hardware import versions
+from samepath.engine.comm.environment import read_place
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 from samepath.curation.cluster import MIN_SAMPLES
 from samepath.curation.watch import Silent, Watcher
-from samepath.engine.options import Options
-from samepath.engine.progress import Display
+from samepath.engine.run.options import Options
+from samepath.engine.state.progress import Display
 from samepath.errors import UserError
 
 METHODS = ("dbscan", "hdbscan", "grid")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.keep_list import examples_identity, labels_of
-from samepath.engine.options import training_source
+from samepath.engine.run.options import training_source
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, Recipe
 

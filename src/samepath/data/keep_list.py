@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.examples import examples_identity, labels_of
+from samepath.data.formats.tables import read_table
 from samepath.data.limits import brief
-from samepath.data.tables import read_table
 from samepath.errors import UserError
 
 __all__ = ["KeepList", "examples_identity", "labels_of", "read_keep_list", "write_keep_list"]

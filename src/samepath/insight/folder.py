@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from samepath.data.limits import brief, read_object
-from samepath.engine.checkpoint import write_atomically
-from samepath.engine.hardware import versions
-from samepath.engine.rundir import finite, make_folder
+from samepath.engine.checks.hardware import versions
+from samepath.engine.state.checkpoint import write_atomically
+from samepath.engine.state.run_folder import finite, make_folder
 from samepath.errors import UserError
 from samepath.study.results import read_as
 

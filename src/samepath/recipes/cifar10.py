@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samepath.data import Draws
-from samepath.data.cifar10 import CLASS_NAMES, find_cifar10, load_cifar10
+from samepath.data.formats.cifar10 import CLASS_NAMES, find_cifar10, load_cifar10
 from samepath.recipe import Recipe
 from samepath.recipes.classification import Batch, evaluate, loss
 from samepath.recipes.resnet import ResNet

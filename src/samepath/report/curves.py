@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from samepath.engine.rundir import RunFolder
+from samepath.engine.state.run_folder import RunFolder
 from samepath.report.sheet import clip, save_figure, title_size
 from samepath.report.study_words import time_unit
 

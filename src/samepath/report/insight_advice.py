@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from samepath.engine.rundir import make_folder
-from samepath.insight.advice import Advice
+from samepath.engine.state.run_folder import make_folder
+from samepath.insight.advise.advice import Advice
 from samepath.insight.folder import write_finding
-from samepath.insight.measured import MeasuredStep, write_measured
 from samepath.report.insight_advice_figure import draw_advice
 from samepath.report.insight_advice_words import tables_in_short
 from samepath.report.page import Section, write_page
+from samepath.timing.measured import MeasuredStep, write_measured
 
 
 def write_advice(

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from samepath.insight.advice import Advice, Curve, Row
+from samepath.insight.advise.advice import Advice, Curve, Row
 from samepath.report.sheet import save_figure
 from samepath.report.study_style import (
     how_keys,
@@ -30,7 +30,7 @@ from samepath.report.study_style import (
     say_nothing_to_show,
     tidy,
 )
-from samepath.study.network import HERE
+from samepath.timing.links import HERE
 
 _LOOKS = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#332288", "v"))
 _NOISE, _RATES, _CRITICAL, _OTHER = "#882255", "#117733", "#DDAA33", "0.4"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from samepath.insight.advice import Advice, Curve, Row
-from samepath.insight.advice_words import examples, span
+from samepath.insight.advise.advice import Advice, Curve, Row
+from samepath.insight.advise.words import examples, span
 from samepath.report.study_words import MODELLED, listed, number, workers_named
-from samepath.study.network import HERE
 from samepath.study.results import NetworkFacts
+from samepath.timing.links import HERE
 
 Rows = list[list[str]]
 Tables = list[tuple[str, Rows, str]]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from samepath.engine.rundir import make_folder
-from samepath.insight.curvature_result import Curvature, to_json
+from samepath.engine.state.run_folder import make_folder
+from samepath.insight.curvature.result import Curvature, to_json
 from samepath.insight.folder import write_finding
 from samepath.report.insight_curvature_words import (
     CAUTION,

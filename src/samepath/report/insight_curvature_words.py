@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from samepath.insight.curvature_result import Curvature, RunCurvature
+from samepath.insight.curvature.result import Curvature, RunCurvature
 
 ALIKE = 1.25
 """Numbers within this factor of each other are called alike."""

@@ -17,8 +17,8 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import NDArray
 
-from samepath.insight.curvature_result import Curvature, RunCurvature
-from samepath.insight.landscape import Line, Plane
+from samepath.insight.curvature.landscape import Line, Plane
+from samepath.insight.curvature.result import Curvature, RunCurvature
 from samepath.report.sheet import clip, save_figure
 from samepath.report.study_style import key, legend_beside, log_values, margins, new_figure, tidy
 

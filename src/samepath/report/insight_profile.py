@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
-from samepath.engine.rundir import make_folder
+from samepath.engine.state.run_folder import make_folder
 from samepath.insight.folder import write_finding
-from samepath.insight.measured import write_measured
-from samepath.insight.profile import Profile
-from samepath.insight.timeline import Numbers
-from samepath.insight.timeline_trace import write_trace
+from samepath.insight.profile.profile import Profile
+from samepath.insight.profile.timeline import Numbers
+from samepath.insight.profile.trace_file import write_trace
 from samepath.report.insight_timeline import draw_timelines
 from samepath.report.page import Section, write_page
+from samepath.timing.measured import write_measured
 
 Rows: TypeAlias = list[list[str]]
 

@@ -17,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from samepath.insight.simulate import Simulated
 from samepath.report.sheet import save_figure
 from samepath.report.study_style import (
     how_keys,
@@ -29,6 +28,7 @@ from samepath.report.study_style import (
     powers_axis,
     tidy,
 )
+from samepath.timing.model import Simulated
 
 _LOOKS = (
     ("#0072B2", "o"),

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from samepath.insight.folder import write_finding
-from samepath.insight.measured import write_measured
-from samepath.insight.simulation_run import Curve, Simulation, verdict
+from samepath.insight.simulate.simulate import Curve, Simulation, verdict
 from samepath.report.insight_scaling import MeasuredPoint, draw_simulated_scaling
 from samepath.report.page import Section, write_page
 from samepath.report.study_tables import Rows
 from samepath.study.results import NetworkFacts
+from samepath.timing.measured import write_measured
 
 PAGE, PICTURE = "simulation.html", "simulated_scaling.png"
 HEAD = ["workers", "ms", "of nine in ten", "ex/s", "speed-up", "eff.", "link", "hidden", "waits"]

@@ -13,7 +13,14 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from samepath.insight.timeline import Event, Interval, MainPhase, Timeline, lanes, self_times
+from samepath.insight.profile.timeline import (
+    Event,
+    Interval,
+    MainPhase,
+    Timeline,
+    lanes,
+    self_times,
+)
 from samepath.report.sheet import save_figure
 from samepath.report.study_style import legend_beside, new_figure
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from samepath.engine.reopen import ReopenedRun, look_at
-from samepath.engine.rundir import RunFolder
+from samepath.engine.state.reopen import ReopenedRun, look_at
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.report.curves import draw_losses
 from samepath.report.findings import finding_sections

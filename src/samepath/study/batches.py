@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.options import Options
-from samepath.engine.request import available_workers
+from samepath.engine.run.options import Options
+from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
 from samepath.study.collect import curve_of, end_of
 from samepath.study.grid import Job

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.course import Course
-from samepath.engine.rundir import RunFolder
+from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.state.run_folder import RunFolder
 from samepath.strategies import Choice, Moment, find_strategy
-from samepath.study.clock import Clock
 from samepath.study.grid import Entry, Job
 from samepath.study.results import Cell, Ended, Epoch, How, Interval, RunRecord
+from samepath.timing.clock import Clock
 
 ADVERSARIAL_COST = 2
 """Steps with adversarial examples compute every grain twice."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from samepath.engine.course import Course
-from samepath.engine.options import Options
+from samepath.engine.run.options import Options
+from samepath.engine.run.strategy_schedule import Course
 from samepath.errors import UserError
 from samepath.strategies import BUILT_IN, Choice, Moment, find_strategy
 

@@ -17,11 +17,9 @@ from typing import Any, Literal
 
 from samepath.data import as_source
 from samepath.data.limits import brief, read_object
-from samepath.engine.checkpoint import write_atomically
-from samepath.engine.fingerprints import refuse_others
-from samepath.engine.folder_lock import is_empty, lock_folder
-from samepath.engine.hardware import versions
-from samepath.engine.options import (
+from samepath.engine.checks.fingerprints import refuse_others
+from samepath.engine.checks.hardware import versions
+from samepath.engine.run.options import (
     Asked,
     Options,
     made_of_options,
@@ -29,7 +27,9 @@ from samepath.engine.options import (
     resolve,
     with_fingerprints,
 )
-from samepath.engine.rundir import make_folder
+from samepath.engine.state.checkpoint import write_atomically
+from samepath.engine.state.folder_lock import is_empty, lock_folder
+from samepath.engine.state.run_folder import make_folder
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.study.results import FORMAT

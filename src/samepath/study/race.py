@@ -16,20 +16,20 @@ from dataclasses import asdict, replace
 from typing import Literal, TypeAlias
 
 from samepath.data.limits import brief, read_object
-from samepath.engine.checkpoint import write_atomically
-from samepath.engine.course import Course
-from samepath.engine.options import Options
-from samepath.engine.request import available_workers
+from samepath.engine.run.options import Options
+from samepath.engine.run.request import available_workers
+from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.state.checkpoint import write_atomically
 from samepath.errors import UserError
 from samepath.strategies import find_strategy
-from samepath.study.clock import Clock, measure_clock, predictions
 from samepath.study.collect import cells_of, epochs_of, run_record
 from samepath.study.grid import Entry, Job, race_entries
-from samepath.study.network import HERE, parse_network
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.rates import largest_rate
 from samepath.study.results import ClockFacts, NetworkFacts, Rate, Study, Target, read_clock
 from samepath.study.runner import Watcher, run_jobs, status_of
+from samepath.timing.clock import Clock, measure_clock, predictions
+from samepath.timing.links import HERE, parse_network
 
 Train: TypeAlias = Callable[[Sequence[Job]], None]
 

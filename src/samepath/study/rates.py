@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from samepath.engine.options import Options
-from samepath.engine.rundir import RunFolder
+from samepath.engine.run.options import Options
+from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.study.grid import Job
 from samepath.study.results import Rate, Tried

@@ -25,11 +25,11 @@ from typing import Any, Protocol
 
 import torch
 
-from samepath.engine.options import Asked, made_of_options
-from samepath.engine.reports import Interrupted
-from samepath.engine.rundir import ENDED, RunFolder
-from samepath.engine.train import Request, train
-from samepath.engine.work import stop_signals
+from samepath.engine.launch.reports import Interrupted
+from samepath.engine.run.options import Asked, made_of_options
+from samepath.engine.run.train import Request, train
+from samepath.engine.run.worker import stop_signals
+from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.study.grid import Job
@@ -99,7 +99,7 @@ def run_jobs(
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["samepath.engine.train", "torch._inductor.config"])
+    context.set_forkserver_preload(["samepath.engine.run.train", "torch._inductor.config"])
     running: list[_Running] = []
     watcher.begin(waiting, len(jobs) - len(waiting))
     try:

@@ -1,0 +1,1 @@
+"""What would break the promise, found and refused by name."""

@@ -1,0 +1,139 @@
+"""What the engine cannot train, refused by name before anything starts.
+
+In: a model and an optimizer. Out: nothing, or a UserError that says what to use instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from samepath.errors import UserError
+
+if TYPE_CHECKING:
+    from samepath.engine.checks.replicas import LeftAlone
+
+_SYNCHRONISES_ITSELF = (
+    "SyncBatchNorm",
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+)
+
+
+def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise for models and optimizers that break the promise or the engine."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        where = f"{kind} at {name!r}" if name else kind
+        if kind in _SYNCHRONISES_ITSELF:
+            instead = "use plain BatchNorm" if kind == "SyncBatchNorm" else "pass the plain module"
+            raise UserError(f"{where} synchronises workers by itself; {instead}, samepath does it")
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise UserError(f"{where} makes sparse gradients; set sparse=False")
+        if getattr(module, "max_norm", None) is not None and isinstance(
+            module, (nn.Embedding, nn.EmbeddingBag)
+        ):
+            raise UserError(
+                f"{where} has max_norm, which changes the weights of the words it meets during the "
+                "forward pass, so that workers would part; renormalise once a step instead: "
+                "optimizer.register_step_post_hook"
+            )
+        if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
+            raise UserError(
+                f"{where} has no weights before its first forward pass; run one example through "
+                "the model in the recipe's model()"
+            )
+    for name, buffer in model.named_buffers():
+        if buffer.is_conj() or buffer.is_neg():
+            raise UserError(
+                f"buffer {name!r} is a conjugate view; use resolve_conj().resolve_neg()"
+            )
+        if buffer.layout != torch.strided:
+            raise UserError(
+                f"buffer {name!r} is {str(buffer.layout).removeprefix('torch.')}; keep it dense "
+                "(buffer.to_dense()), or outside buffers, so that it can be compared and saved"
+            )
+    refuse_hooks(dict(model.named_parameters()))
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UserError("LBFGS evaluates the loss several times a step; use SGD, Adam or AdamW")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UserError(
+            f"{type(optimizer).__name__} needs a closure, with which it evaluates the loss several "
+            "times a step; use SGD, Adam or AdamW"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UserError("SparseAdam takes sparse gradients; use Adam")
+    if not {"state", "param_groups"} <= optimizer.state_dict().keys():
+        raise UserError(
+            f"{type(optimizer).__name__} keeps its state in a form of its own, which cannot be "
+            "saved; use the optimizer inside it, or one that is a torch.optim.Optimizer throughout"
+        )
+    ours = {id(parameter) for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        if any(id(parameter) not in ours for parameter in group["params"]):
+            raise UserError(
+                "the optimizer updates a tensor that is not a parameter of the model; "
+                "make it an nn.Parameter of a module"
+            )
+
+
+def modules_outside(loss: Callable[..., Any], model: nn.Module) -> nn.ModuleList:
+    """Modules that a loss has beside the model: itself, or its object's, closure's or partial's."""
+    plain = loss.func if isinstance(loss, partial) else loss
+    held = [loss, plain, getattr(plain, "__self__", None)]
+    if isinstance(loss, partial):
+        held += [*loss.args, *loss.keywords.values()]
+    for cell in getattr(plain, "__closure__", None) or ():
+        with suppress(ValueError):  # one that has no content yet
+            held.append(cell.cell_contents)
+    inside = {id(module) for module in model.modules()}
+    found = {id(h): h for h in held if isinstance(h, nn.Module) and id(h) not in inside}
+    alone = [h for h in found.values() if not any(id(m) in inside for m in h.modules())]
+    return nn.ModuleList(alone)
+
+
+def refuse_outside(modules: LeftAlone) -> None:
+    """Raise if a batch's grains have changed modules that nobody merges, compares or saves."""
+    modules.put_back()
+    for name in sorted(modules.changed):
+        raise UserError(
+            f"the loss changes {name.partition('.')[2]!r} of a module that is not in the model, so "
+            "that it depends on which grains a worker has, and is not saved; make that module a "
+            "part of the model"
+        )
+
+
+@dataclass(frozen=True)
+class OwnHook:
+    """A hook of samepath's that autograd calls when it has added to a parameter's `.grad`."""
+
+    function: Callable[[Tensor], None]
+
+    def __call__(self, parameter: Tensor) -> None:
+        self.function(parameter)
+
+
+def refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise for hooks of the user's that would see a grain's gradient, or several grains' sum."""
+    for name, parameter in parameters.items():
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            if not isinstance(hook, OwnHook):
+                raise UserError(
+                    f"{name!r} has a hook of register_post_accumulate_grad_hook, which would be "
+                    "called for every grain and not once a step; use clip_norm, or "
+                    "optimizer.register_step_pre_hook, where .grad is the whole batch's"
+                )
+
+
+def refuse_sparse(name: str) -> UserError:
+    """For a gradient that a function made sparse, unseen before it ran."""
+    return UserError(f"the gradient of {name!r} is sparse; call F.embedding with sparse=False")

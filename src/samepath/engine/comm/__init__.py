@@ -1,0 +1,1 @@
+"""Who this worker is, and how workers talk to each other."""

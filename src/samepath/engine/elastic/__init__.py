@@ -1,0 +1,1 @@
+"""Workers that come and go: rendezvous, the last step in memory, recovery."""

@@ -1,0 +1,55 @@
+"""The updates since the last state that was kept, made again.
+
+In: a trainer, a state, and the gradients that came after it. Out: the state after the last of them.
+Guaranteed: the same bits. Where weights are not those that were updated then (a recipe that changes
+them behind its optimizer's back), none of the updates is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from samepath.engine.elastic.ring import Share
+from samepath.engine.elastic.step_memory import Change, Kept, Trail, weights_of
+from samepath.engine.state.state import digest, like, load_state, state_of
+
+if TYPE_CHECKING:
+    from samepath.engine.step.trainer import Trainer
+
+
+def replay(trainer: Trainer, trail: Trail, note: Callable[[str], None]) -> Kept:
+    """Where a trail leads; its start if it does not."""
+    if not trail.changes:
+        return trail.start
+    load_state(trainer, trail.start.state)
+    if trainer.digest() != digest(trail.start.state):
+        return trail.start  # an optimizer that does not take its state back: not for us to judge
+    for change in trail.changes:
+        if not _has_weights(trainer, change.weights):
+            break
+        _make_again(trainer, change)
+    else:
+        if _has_weights(trainer, trail.weights):
+            return Kept(change.step, state_of(trainer).clone(), trail.progress)
+    note(
+        f"going on from step {trail.start.step}, not {trail.changes[-1].step}: weights are changed "
+        "by something other than the optimizer, whose updates can then not be made again"
+    )
+    return trail.start
+
+
+def _has_weights(trainer: Trainer, checksums: Mapping[Share, int]) -> bool:
+    return all(weights_of(trainer.model, share)() == c for share, c in checksums.items())
+
+
+def _make_again(trainer: Trainer, change: Change) -> None:
+    tensors = change.tensors()
+    for name, parameter in trainer.model.named_parameters():
+        gradient = tensors.get(f"gradient/{name}")
+        parameter.grad = None if gradient is None else like(parameter, gradient)
+    for name, buffer in trainer.model.named_buffers():
+        buffer.copy_(tensors[f"buffers/{name}"])
+    trainer.update(change.pace, step=change.step - 1)
+    trainer.optimizer.zero_grad()
+    trainer.step_number = change.step

@@ -1,0 +1,1 @@
+"""Starting workers, and watching them."""

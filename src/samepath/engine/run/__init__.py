@@ -1,0 +1,1 @@
+"""A run: its configuration, the loop of epochs, one worker's entry, train()."""

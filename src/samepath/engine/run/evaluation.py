@@ -1,0 +1,127 @@
+"""Validation on fixed grains.
+
+In: a trainer and a source. Out: means by name. Guaranteed: the same bits at every worker count: the
+grains are the plan's, each meets the model as training left it, and their weighted means are added
+with one rounding (fsum has no order).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samepath.data import GrainRequest, Source, seed_everything
+from samepath.engine.checks.replicas import LeftAlone
+from samepath.engine.step.record import exact_sum
+from samepath.errors import UserError
+from samepath.keys import key
+from samepath.plan import assign
+
+if TYPE_CHECKING:
+    from samepath.engine.step.trainer import Trainer
+
+_NAMES_BYTES = 4096
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Tensors in tuples, lists and dicts, moved if they are elsewhere."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, Mapping):
+        return {name: to_device(value, device) for name, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    if isinstance(data, (tuple, list)):
+        return type(data)(to_device(value, device) for value in data)
+    return data
+
+
+def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
+    """Means of the loss and metrics over all examples of a source."""
+    collective, grain_size = trainer.collective, trainer.settings.grain_size
+    num_grains = -(-len(source) // grain_size)
+    runs = assign(num_grains, collective.num_workers, trainer.speeds.costs)
+    order = np.arange(len(source), dtype=np.int64)
+    mine = {n: order[n * grain_size : (n + 1) * grain_size] for n in runs[collective.worker]}
+
+    def requests() -> Iterator[GrainRequest]:
+        for examples in mine.values():
+            yield GrainRequest(-1, examples)  # no epoch: validation meets the same numbers always
+
+    found: list[dict[str, Tensor]] = []
+    weights: list[float] = []
+    modes = [(module, module.training) for module in trainer.model.modules()]
+    trainer.model.eval()
+    model = LeftAlone(trainer.model)
+    try:
+        with torch.no_grad():
+            for (number, examples), data in zip(mine.items(), source.load(requests()), strict=True):
+                data = to_device(data, collective.device)
+                trainer.watch("valid", number, data)
+                seed_everything(key("evaluate", trainer.settings.seed, number))
+                with trainer.forward_context():
+                    found.append(_metrics(trainer, data))
+                trainer.watch("metrics", number, found[-1])
+                trainer.watch("done", number, None)
+                model.put_back(all_of_it=len(weights) == 0)
+                weigh = trainer.settings.weight
+                weights.append(len(examples) if weigh is None else float(weigh(data)))
+    finally:
+        model.put_back()
+        for module, training in modes:
+            module.training = training
+    if model.changed:
+        trainer.doubt_once(
+            f"evaluation changes {min(model.changed)!r} of the model, which is put back: only "
+            "training changes it"
+        )
+    trainer.seed_between_steps("evaluation")
+    names = _agree_on_names(trainer, found)
+    for values in found:
+        if sorted(values) != names:
+            raise UserError(
+                f"evaluate() returned {sorted(values)} for some examples and {names} for others; "
+                "return the same names for every batch"
+            )
+    facts = np.zeros((max(len(run) for run in runs), len(names) + 1))
+    for row, (values, weight) in enumerate(zip(found, weights, strict=True)):
+        facts[row] = [weight, *(float(values[name]) for name in names)]
+    gathered = np.concatenate(
+        [
+            record.view(np.float64).reshape(facts.shape)[: len(run)]
+            for record, run in zip(
+                collective.gather(facts.view(np.uint8).ravel()), runs, strict=True
+            )
+        ]
+    )
+    gathered = gathered[gathered[:, 0] > 0]
+    total = exact_sum(gathered[:, 0]) or math.nan  # nothing that counts has no mean
+    return {
+        name: exact_sum(gathered[:, 0] * gathered[:, column]) / total
+        for column, name in enumerate(names, start=1)
+    }
+
+
+def _metrics(trainer: Trainer, data: Any) -> dict[str, Tensor]:
+    if trainer.settings.metrics is None:
+        return {"loss": trainer.loss(trainer.model, data)}
+    found = dict(trainer.settings.metrics(trainer.model, data))
+    if "loss" not in found:
+        raise UserError(f"evaluate() returned {sorted(found)}; 'loss' must be among them")
+    return found
+
+
+def _agree_on_names(trainer: Trainer, found: list[dict[str, Tensor]]) -> list[str]:
+    """Worker 0 has the first grain; a worker without one learns the names from it."""
+    text = json.dumps(sorted(found[0]) if found else []).encode()
+    if len(text) > _NAMES_BYTES:
+        raise UserError(f"evaluate() returned {len(found[0])} names; that is too many to gather")
+    record = np.frombuffer(text.ljust(_NAMES_BYTES), np.uint8).copy()
+    names: list[str] = json.loads(trainer.collective.gather(record)[0].tobytes())
+    return names

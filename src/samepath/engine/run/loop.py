@@ -1,0 +1,416 @@
+"""The whole run on one worker: epochs of steps, evaluation, metrics, checkpoints, stopping.
+
+In: a recipe, options, a session, a run folder. Out: a RunResult, the same on every worker apart
+from times. Guaranteed: a run stopped anywhere and resumed at any worker count continues the same
+path and writes the same metrics.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from samepath.data import Source, seed_everything
+from samepath.engine.elastic import heartbeat as pulse
+from samepath.engine.elastic.recover import recover
+from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.run.measure import measure
+from samepath.engine.run.optimizers import replaced, with_decay, with_rate
+from samepath.engine.run.options import Options
+from samepath.engine.run.session import Session
+from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.state.progress import Display, Progress, RunResult, Silent
+from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.state.state import state_of
+from samepath.engine.state.weights import BEST, epochs_of, kept_weights
+from samepath.engine.step.settings import StepResult
+from samepath.engine.step.trainer import Trainer
+from samepath.errors import CheckpointDamaged, Diverged, NotSaved
+from samepath.keys import key
+from samepath.recipe import Recipe
+
+CHECKPOINT_SECONDS = 60.0
+TIMED_STEPS = 1000
+"""Whose times are remembered: a long run must not take more and more memory."""
+
+
+def make_trainer(
+    recipe: Recipe,
+    options: Options,
+    session: Session,
+    *,
+    follow_speed: bool = True,
+    compare_workers: bool = True,
+    other_hardware: bool = False,
+) -> Trainer:
+    """A trainer at step 0."""
+    seed_everything(key("model", options.seed))
+    model = recipe.model().to(session.device)
+    optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
+    if options.learning_rate is not None:
+        with_rate(optimizer, options.learning_rate)
+    if options.weight_decay is not None:
+        with_decay(optimizer, options.weight_decay)
+    course = Course(options)
+    if course.optimizer is not None:
+        optimizer = replaced(optimizer, course.optimizer)
+    return session.prepare(
+        model,
+        optimizer,
+        recipe.loss,
+        batch_size=course.plan(0, ()).batch_size,
+        grain_size=options.grain_size,
+        schedule=None if recipe.schedule is None else recipe.schedule(optimizer),
+        schedule_every=recipe.schedule_every,
+        exact=options.exact,
+        clip_norm=recipe.clip_norm,
+        weight=recipe.weight,
+        augment=recipe.augment,
+        metrics=recipe.evaluate,
+        autocast=recipe.autocast,
+        collate=recipe.collate,
+        loader_workers=options.loader_workers,
+        drop_last=options.drop_last,
+        follow_speed=follow_speed,
+        compare_workers=compare_workers,
+        other_hardware=other_hardware,
+    )
+
+
+class Run:
+    """One worker's part of a run."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        options: Options,
+        session: Session,
+        folder: RunFolder | None,
+        *,
+        display: Display | None = None,
+        stop_asked: Callable[[], int] = lambda: 0,
+        after_step: Callable[[Trainer], None] | None = None,
+        checkpoint_steps: int | None = None,
+        events: bool = False,
+        keeps: LastStep | None = None,
+        elastic: bool = False,
+        others_go_on: bool = False,
+        compare_workers: bool = True,
+        other_hardware: bool = False,
+    ) -> None:
+        self.recipe = recipe
+        self.options = options
+        self.session = session
+        self.folder = folder
+        self.writes = folder if session.is_first else None
+        self.display: Display = display or Silent()
+        self.stop_asked = stop_asked
+        self.after_step = after_step
+        self.checkpoint_steps = checkpoint_steps
+        self.elastic = elastic
+        self.others_go_on = others_go_on
+        """On other machines, should this one stop or be lost: one step in memory is enough."""
+        self._wants_events = events and self.writes is not None
+        self._events: EventWriter | None = None
+        self.course = Course(options)
+        self.trainer = make_trainer(
+            recipe,
+            options,
+            session,
+            compare_workers=compare_workers,
+            other_hardware=other_hardware,
+        )
+        self.trainer.doubt = self.display.note
+        self.trainer.keeps = keeps
+        self.progress = Progress()
+        self._step_seconds: deque[float] = deque(maxlen=TIMED_STEPS)
+        self._all_seconds = 0.0
+        self._examples = 0
+        self._saved_step = -1
+
+    def resume(self) -> bool:
+        """Continue from the newest complete step there is, in memory or in the folder."""
+        assert self.folder is not None
+        found = recover(
+            self.trainer,
+            self.folder.run_id(),
+            self.folder.checkpoints,
+            self.display.note,
+            num_lines=self.folder.num_lines,
+            is_on_disk=self._is_on_disk,
+        )
+        if found is None:
+            return False  # stopped before there was any
+        self._saved_step, progress = found
+        try:
+            self.progress = Progress(**progress)
+        except TypeError as error:
+            raise CheckpointDamaged(
+                f"{self.folder.path} is of another samepath ({error}); to start again, give "
+                "another --out"
+            ) from None
+        return True
+
+    def _is_on_disk(self, progress: dict[str, Any]) -> bool:
+        """All that was logged and kept up to there. (What a full disk did not take waited in the
+        memory of the process that was killed; then the run goes on from a checkpoint.)"""
+        assert self.folder is not None
+        epochs, there = int(progress["epoch"]), kept_weights(self.folder.weights)
+        wanted = {epoch for epoch in self.recipe.keep_weights if epoch <= epochs}
+        best = int(progress.get("best_epochs", 0))  # later ones are written again
+        return (
+            self.folder.num_lines() >= int(progress.get("lines", 0))
+            and wanted <= set(there)
+            and (not best or (BEST in there and epochs_of(there[BEST]) >= best))
+        )
+
+    def go(self) -> RunResult:
+        """Train until something ends it."""
+        started = self._started = self._last_save = time.perf_counter()
+        if self.writes is not None:
+            if self.elastic:
+                self.writes.write_status("running")  # it may have stopped for somebody who left
+            self.writes.open_metrics(self.trainer.step_number, eager=self.others_go_on)
+            if self._wants_events:
+                self._events = EventWriter(self.writes.path, warn=self.display.note)
+        if self.trainer.step_number == 0:
+            self._keep_weights(0)
+        status, message = "finished", ""
+        try:
+            status = self._steps()
+        except Diverged as error:
+            status, message = "diverged", str(error)
+        finally:
+            self.display.close()
+            if self.writes is not None:
+                self.writes.close_metrics()
+            if self._events is not None:
+                self._events.close()
+        self.trainer.compare_replicas("at the end of the run")
+        others_go_on = status == "interrupted" and self.others_go_on and not self._all_stop()
+        if others_go_on:
+            self._keep(is_one_update=False)
+        self._save(warn=self.display.note if others_go_on else None)
+        self._final_evaluation(status)
+        seconds = time.perf_counter() - started
+        timed = list(self._step_seconds)
+        noise = self.progress.noise_scale
+        result = RunResult(
+            status=status,
+            steps=self.trainer.step_number,
+            epochs=self._epochs(),
+            train_loss=self.progress.train_loss,
+            valid_loss=self.progress.metrics.get("loss"),
+            metrics=self.progress.metrics,
+            digest=self.trainer.digest(),
+            num_workers=self.session.num_workers,
+            step_seconds=statistics.median(timed[1:] or timed) if timed else None,
+            examples_per_second=self._examples / self._all_seconds if timed else None,
+            seconds=seconds,
+            message=message,
+            noise_scale=noise.value,
+            noise_low=noise.interval[0],
+            noise_high=noise.interval[1],
+            staleness_mean=self.progress.staleness_mean if self.options.server else None,
+            staleness_max=self.progress.staleness_max if self.options.server else None,
+            signal=(self.stop_asked() or None) if status == "interrupted" else None,
+        )
+        if self.writes is not None:
+            with suppress(NotSaved) if others_go_on else nullcontext():
+                self.writes.write_result(result)
+        return result
+
+    def _all_stop(self) -> bool:
+        """Everybody was asked to, and nobody goes on."""
+        self.trainer.settle()
+        return self.session.collective.agree(self.stop_asked() != 0)
+
+    def _steps(self) -> str:
+        if self._target_reached():
+            return "target"
+        if self._at_epochs_end() and self.progress.has_not_moved(self.options.patience):
+            return "stuck"
+        source = self.trainer.source(self.recipe.train)
+        while self.progress.epoch < self.options.epochs and self._steps_left() != 0:
+            ended = self._stretch(source)
+            if ended is not None:
+                return ended
+        return "finished"
+
+    def _stretch(self, source: Source) -> str | None:
+        """Epochs with one batch size; why the run ends in them, if it does."""
+        trainer, progress, course = self.trainer, self.progress, self.course
+        plan = course.plan(progress.epoch, progress.history)
+        per_epoch = plan.steps_per_epoch
+        first = progress.epoch * per_epoch + trainer.step_number - progress.epoch_began
+        stop = course.epochs_alike(progress.epoch, progress.history) * per_epoch
+        left = self._steps_left()
+        stop = stop if left is None else min(stop, first + left)
+        shares = trainer.stream(
+            source, first, stop, batch_size=plan.batch_size, begin=trainer.step_number
+        )
+        for share in shares:
+            place = trainer.step_number - progress.epoch_began
+            if place == 0:
+                progress.epoch_loss, progress.epoch_weight = 0.0, 0.0
+            pace = course.pace(
+                progress.epoch,
+                place * plan.batch_size,
+                len(share.batch.examples),
+                progress.history,
+            )
+            began = time.perf_counter()
+            results = trainer.advance(share, pace, stop=self.stop_asked() != 0)
+            self._step_seconds.append(time.perf_counter() - began)
+            self._all_seconds += self._step_seconds[-1]
+            self._examples += len(share.batch.examples)
+            for result in results:
+                self._note(result)
+            if self.after_step is not None:
+                self.after_step(trainer)
+            ended = None
+            if place + 1 == per_epoch:
+                ended = self._end_epoch(source, plan.batch_size)
+            if ended is not None:
+                return ended
+            if any(result.stop for result in results):
+                return "interrupted"
+            self._save_if_due()
+            is_one_update = len(results) == 1 and not trainer.underway and place + 1 < per_epoch
+            self._keep(is_one_update=is_one_update)
+        return None
+
+    def _keep(self, *, is_one_update: bool) -> None:
+        """The step is complete: it is never lost from here on."""
+        if self.elastic:
+            self.trainer.settle()  # on all workers, or on none
+        if self.trainer.keeps is not None:
+            self.trainer.keeps.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
+        pulse.completed(self.trainer.step_number)
+
+    def _note(self, result: StepResult) -> None:
+        """Log an update, and show it."""
+        self.progress.add(result)
+        self._log(
+            step=self.trainer.step_number,
+            epoch=result.epoch,
+            train_loss=result.loss,
+            learning_rate=result.learning_rate,
+            gradient_norm=result.gradient_norm,
+            **self.progress.noise_scale.fields(),
+            **({"staleness": result.staleness} if self.options.server else {}),
+        )
+        self.display.step(result, self.trainer.step_number, self._epochs())
+
+    def _steps_left(self) -> int | None:
+        """Until the run ends for their number; None where it does not."""
+        steps = self.options.steps
+        return None if steps is None else max(0, steps - self.trainer.step_number)
+
+    def _epochs(self) -> float:
+        progress = self.progress
+        per_epoch = self.course.plan(progress.epoch, progress.history).steps_per_epoch
+        return progress.epoch + (self.trainer.step_number - progress.epoch_began) / per_epoch
+
+    def _end_epoch(self, source: Source, batch_size: int) -> str | None:
+        """Evaluate, advance the schedule, measure; why the run ends here, if it does."""
+        trainer, progress = self.trainer, self.progress
+        epoch = progress.epoch
+        if trainer.collective.num_workers > 1:  # a parameter server need not wait for its workers
+            trainer.settle()
+        if self.recipe.valid is not None:
+            self._evaluate()
+        trainer.end_epoch(progress.metrics.get("loss"))
+        self._log(
+            step=trainer.step_number,
+            epoch=progress.epoch,
+            batch_size=batch_size,
+            epoch_train_loss=progress.train_loss,
+            **{f"valid_{name}": value for name, value in progress.metrics.items()},
+        )
+        self.display.epoch(progress.epoch, progress.train_loss, progress.metrics)
+        progress.epoch += 1
+        progress.epoch_began = trainer.step_number
+        self._keep_weights(progress.epoch)
+        if progress.is_best():
+            progress.best_loss = progress.metrics["loss"]
+            if self.recipe.keep_weights:
+                progress.best_epochs = progress.epoch
+                self._keep_weights(progress.epoch, best=True)
+        if self._target_reached():
+            return "target"
+        if self._stuck():
+            return "stuck"
+        if self.course.measures:
+            progress.history.append(measure(trainer, source, self.course.measures))
+            self._log(step=trainer.step_number, epoch=epoch, measured=progress.history[-1])
+        return None
+
+    def _stuck(self) -> bool:
+        """One more validation loss, and it has not moved for as long as there is patience."""
+        patience, loss = self.options.patience, self.progress.metrics.get("loss")
+        if patience is None or loss is None:
+            return False
+        self.progress.recent = [*self.progress.recent, loss][-patience - 1 :]
+        return self.progress.has_not_moved(patience)
+
+    def _keep_weights(self, epochs: int, *, best: bool = False) -> None:
+        """If the recipe wants them. A resumed run writes the same again."""
+        if self.writes is not None and (best or epochs in self.recipe.keep_weights):
+            self.writes.keep_weights(epochs, self.trainer.model, self.display.note, best=best)
+
+    def _evaluate(self) -> None:
+        assert self.recipe.valid is not None
+        self.progress.metrics = self.trainer.evaluate(self.recipe.valid)
+        self.progress.metrics_step = self.trainer.step_number
+
+    def _target_reached(self) -> bool:
+        loss = self.progress.metrics.get("loss")
+        target = self.options.target
+        return target is not None and loss is not None and self._at_epochs_end() and loss <= target
+
+    def _at_epochs_end(self) -> bool:
+        return self.trainer.step_number == self.progress.epoch_began
+
+    def _final_evaluation(self, status: str) -> None:
+        """A run that ends inside an epoch: how good is what it ends with? (Not a metrics line, and
+        not in the checkpoint: an uninterrupted run would not have it.)"""
+        stale = self.progress.metrics_step != self.trainer.step_number
+        if self.recipe.valid is not None and stale and status != "interrupted":
+            self._evaluate()
+
+    def _log(self, **fields: Any) -> None:
+        self.progress.lines += 1
+        if self.writes is not None:
+            fields["seconds"] = round(time.perf_counter() - self._started, 6)
+            self.writes.log(self.display.note, **fields)
+            if self._events is not None:
+                self._events.write(fields)
+
+    def _save_if_due(self) -> None:
+        steps, trainer = self.checkpoint_steps, self.trainer
+        if steps:
+            due = trainer.step_number % steps == 0
+        else:
+            due = time.perf_counter() - self._last_save > CHECKPOINT_SECONDS
+            # clocks differ between workers, and gradients under way are waited for together
+            several = trainer.collective.num_workers > 1
+            if several and trainer.underway and trainer.step_number != self.progress.epoch_began:
+                due = False
+        if due:
+            self._save(warn=self.display.note)
+
+    def _save(self, warn: Callable[[str], None] | None = None) -> None:
+        """Worker 0 writes; everybody has the same state, so nobody else needs to. Where the disk
+        does not take it `warn` is told, and the run goes on; without one it is an error."""
+        self.trainer.settle()
+        step = self.trainer.step_number
+        if self.writes is not None and self._saved_step != step:
+            saved = self.writes.save(state_of(self.trainer), vars(self.progress), warn)
+            self._saved_step = self._saved_step if saved is None else step
+        self._last_save = time.perf_counter()

@@ -1,0 +1,357 @@
+"""What a run was asked to do, resolved and checked before anything is written.
+
+In: a recipe, what the command line said, and what an earlier run in the folder said. Out: Options.
+Guaranteed: options that shape the path cannot change on resume; those of length, workers and
+loading can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from samepath.data import Source, as_source, seed_everything
+from samepath.engine.checks.fingerprints import (
+    FINGERPRINTS,
+    fingerprints,
+    refuse_others,
+    refuse_others_now,
+)
+from samepath.engine.checks.lone_example import refuse_lone_example
+from samepath.engine.checks.refuse import refuse_unsupported
+from samepath.engine.run.optimizers import with_decay
+from samepath.engine.run.session import too_many_workers
+from samepath.engine.step.settings import refuse_plateau_by_step
+from samepath.errors import UserError
+from samepath.keys import key
+from samepath.plan import Plan, count_steps
+from samepath.recipe import FoundRecipe, Recipe, find_recipe, where
+from samepath.strategies import find_strategy
+
+_MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
+_MAY_MOVE = ("recipe", "data", "keep", "strategy")
+"""Paths: what is there is recognised by its content."""
+_OF_WHAT = {
+    "identity": "recipe",
+    "data_identity": "data",
+    "keep_identity": "keep",
+    "strategy_identity": "strategy",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A run's resolved configuration, as `run.json` holds it."""
+
+    recipe: str
+    """What was typed: a built-in name or a path."""
+    identity: str
+    """The built-in name, or the SHA-256 of the recipe's file."""
+    data: str | None
+    """The path of the data the recipe was given; None where it brings its own."""
+    data_identity: str | None
+    """The data's fingerprint."""
+    batch_size: int
+    grain_size: int
+    seed: int
+    threads: int
+    """Threads per worker: kernels choose by it, so it shapes the path."""
+    exact: bool
+    autocast: str | None
+    clip_norm: float | None
+    num_examples: int
+    epochs: int
+    """Where the run ends, also when resumed."""
+    steps: int | None
+    """Where it ends if that comes first."""
+    target: float | None
+    """The validation loss at which it ends."""
+    loader_workers: int
+    learning_rate: float | None = None
+    """In place of the recipe's (its first group's; others in proportion)."""
+    strategy: str = "strong"
+    """What was typed: a name with parameters, or a path."""
+    strategy_identity: str = "strong"
+    """The same, or the SHA-256 of the strategy's file."""
+    virtual_workers: int = 1
+    """k of the strategy; how many workers there really are does not change the path."""
+    patience: int | None = None
+    """The run ends when its validation loss has not moved for so many epochs."""
+    server: bool = False
+    """Updates go through a parameter server, which applies each gradient as it comes."""
+    keep: str | None = None
+    """The path of the keep-list; None where all examples are trained on."""
+    keep_identity: str | None = None
+    """The SHA-256 of which examples it keeps."""
+    weight_decay: float | None = None
+    """In place of the recipe's (of its groups that have one)."""
+    drop_last: bool = False
+    """The last batch of each epoch is left out where it is short."""
+    train_content: dict[str, str] | None = field(default=None, hash=False)
+    """What the training data is (see data/content.py); None where nobody has looked."""
+    valid_content: dict[str, str] | None = field(default=None, hash=False)
+    """What the validation data is."""
+    modules: dict[str, str] | None = field(default=None, hash=False)
+    """The user's own modules (see engine/checks/own_modules.py); None where nobody has looked."""
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(
+            num_examples=self.num_examples,
+            batch_size=self.batch_size,
+            grain_size=self.grain_size,
+            seed=self.seed,
+            drop_last=self.drop_last,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What was said on the command line; None where nothing was."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    target: float | Literal["none"] | None = None
+    """none: go on to the last epoch."""
+    batch_size: int | None = None
+    grain_size: int | None = None
+    seed: int | None = None
+    threads: int | None = None
+    exact: bool | None = None
+    loader_workers: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    strategy: str | None = None
+    virtual_workers: int | None = None
+    patience: int | None = None
+    said: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        said = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "said"}
+        object.__setattr__(self, "said", {n: v for n, v in said.items() if v is not None})
+        for name, value in self.said.items():
+            if name in ("target", "strategy"):
+                continue
+            if name == "learning_rate":
+                if not 0 < value < float("inf"):
+                    raise UserError(f"--learning-rate {value}: it must be above 0")
+                continue
+            if name == "weight_decay":
+                if not 0 <= value < float("inf"):
+                    raise UserError(f"--weight-decay {value}: it must be at least 0")
+                continue
+            least = 0 if name in ("seed", "loader_workers", "exact", "steps") else 1
+            if value < least:
+                raise UserError(f"--{_flag(name)} {value}: it must be at least {least}")
+
+
+def _flag(name: str) -> str:
+    names = {"grain_size": "grain", "virtual_workers": "as_workers"}
+    return names.get(name, name).replace("_", "-")
+
+
+def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = None) -> Options:
+    """Options for a run; on resume, what is not said is what the earlier run had."""
+    recipe = found.recipe
+    options = Options(
+        recipe=found.name,
+        identity=found.identity,
+        data=found.data,
+        data_identity=found.data_identity,
+        keep=found.keep,
+        keep_identity=found.keep_identity,
+        batch_size=recipe.batch_size,
+        grain_size=recipe.grain_size,
+        seed=0,
+        threads=1,
+        exact=True,
+        autocast=None if recipe.autocast is None else str(recipe.autocast),
+        clip_norm=recipe.clip_norm,
+        num_examples=len(training_source(recipe)),
+        epochs=recipe.epochs,
+        steps=None,
+        target=recipe.target,
+        loader_workers=recipe.loader_workers,
+        drop_last=recipe.drop_last,
+    )
+    if earlier is not None:
+        said_before = {n: earlier[n] for n in Asked.__dataclass_fields__ if n in earlier}
+        options = replace(options, **said_before, server=earlier.get("server", False))
+    # a run of so many steps ends there, not at the recipe's number of epochs
+    if "steps" in asked.said and "epochs" not in asked.said:
+        size = asked.batch_size or options.batch_size
+        per_epoch = count_steps(options.num_examples, size, drop_last=options.drop_last)
+        if (asked.strategy or options.strategy) != "strong":
+            per_epoch = 1  # or more: it is not known here how the batch grows
+        options = replace(
+            options, epochs=max(options.epochs, -(-asked.said["steps"] // (per_epoch or 1)))
+        )
+    if "epochs" in asked.said and "steps" not in asked.said:
+        options = replace(options, steps=None)
+    said = asked.said | ({"target": None} if asked.target == "none" else {})
+    options = replace(options, **said)
+    before = None  # a file that is only named by an earlier run must hold what it held
+    if earlier is not None and asked.strategy is None:
+        before = earlier.get("strategy_identity")
+    strategy = find_strategy(options.strategy, before)
+    options = replace(options, strategy_identity=strategy.identity)
+    if earlier is not None:
+        _refuse_changes(earlier, asdict(options))
+        refuse_others(found, earlier)
+        known: dict[str, Any] = {name: earlier.get(name) for name in FINGERPRINTS}
+        options = replace(options, **known)
+    if not options.num_examples:
+        raise UserError("the training data is empty; give some examples")
+    try:
+        options.plan  # noqa: B018 - its checks are the point
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return options
+
+
+def _refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    apart = (*_MAY_CHANGE, *_MAY_MOVE, *FINGERPRINTS)
+    names = [n for n in now if n not in apart and before.get(n, _default(n)) != now[n]]
+    for name in names:
+        if _is_hash(before.get(name)) or _is_hash(now[name]):
+            _refuse_other(_OF_WHAT[name], before, now)
+    changed = [
+        f"{_OF_WHAT.get(name, name)} (was {before.get(name)!r}, now {now[name]!r})"
+        for name in names
+    ]
+    if changed:
+        raise UserError(
+            "cannot resume: " + ", ".join(changed) + " would change the path; "
+            "leave it as it was, or start a new run with another --out"
+        )
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _refuse_other(what: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Say which file is another, without its hashes: they tell people nothing."""
+    was, here = before.get(what), now[what]
+    if was is not None and here is not None and Path(was).name == Path(here).name:
+        raise UserError(
+            f"cannot resume: {here} changed since the run began; start a new run, or restore the "
+            "file"
+        )
+    word = "keep-list" if what == "keep" else what
+    raise UserError(
+        f"cannot resume: the run's {word} is {was or 'none'}, and not {here or 'none'}; give it as "
+        "it was, or start a new run with another --out"
+    )
+
+
+def _default(name: str) -> Any:
+    """What a run of an older samepath, which did not know the setting, had."""
+    value = Options.__dataclass_fields__[name].default
+    return None if value is MISSING else value
+
+
+def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
+    """The recipe of a run, found again (in another process, say): its data, its keep-list. `source`
+    is what the recipe's file held when the run began."""
+    found = find_recipe(options.recipe, options.data, options.keep, source, threads=options.threads)
+    refuse_others_now(found, asdict(options))
+    strategy = find_strategy(options.strategy, options.strategy_identity)
+    for file, before, now in (
+        (options.recipe, options.identity, found.identity),
+        (options.data, options.data_identity, found.data_identity),
+        (options.keep, options.keep_identity, found.keep_identity),
+        (options.strategy, options.strategy_identity, strategy.identity),
+    ):
+        if before != now:
+            raise UserError(f"{file} has changed since the run began; put it back as it was")
+    return found
+
+
+def with_fingerprints(options: Options, found: FoundRecipe) -> Options:
+    """The same with what was looked at of data and modules. Call it after `refuse_recipe`, which
+    has run the recipe's functions once."""
+    return replace(options, **fingerprints(found, asdict(options)))
+
+
+def made_of_options(options: Options) -> dict[str, Any]:
+    """The fingerprints among a run's options."""
+    return {name: getattr(options, name) for name in FINGERPRINTS}
+
+
+def training_source(recipe: Recipe) -> Source:
+    """The recipe's training data, for its length."""
+    return as_source(recipe.train, seed=0, collate=recipe.collate)
+
+
+def refuse_recipe(
+    recipe: Recipe, options: Options, num_workers: int, plan: Plan | None = None
+) -> None:
+    """Everything that can be found wrong before a worker is started. `plan` is the first epoch's,
+    where a strategy has another batch than the recipe."""
+    plan = plan or options.plan
+    if num_workers < 1:
+        raise UserError(f"-n {num_workers}: at least one worker is needed")
+    if options.exact and num_workers > plan.num_grains:
+        raise too_many_workers(num_workers, plan.batch_size, plan.grain_size)
+    if num_workers > plan.batch_size:
+        raise UserError(
+            f"{num_workers} workers, but a batch has only {plan.batch_size} examples; "
+            f"use at most {plan.batch_size} workers"
+        )
+    seed_everything(key("start", options.seed))
+    model = _made("model", options, recipe.model)
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"model() returned {type(model).__name__}; return a torch.nn.Module")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise UserError("no parameter of the model requires a gradient; unfreeze some")
+    optimizer = _made("optimizer", options, recipe.optimizer, iter(trained))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"optimizer() returned {type(optimizer).__name__}; return a torch.optim.Optimizer"
+        )
+    if options.weight_decay is not None:
+        with_decay(optimizer, options.weight_decay)
+    refuse_unsupported(model, optimizer)
+    schedule = None
+    if recipe.schedule is not None:
+        schedule = _made("schedule", options, recipe.schedule, optimizer)
+    refuse_plateau_by_step(schedule, recipe.schedule_every)
+    if recipe.valid is None and options.target is not None:
+        raise UserError("there is a target but no validation data; give the recipe `valid`")
+    if recipe.valid is None and isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UserError("ReduceLROnPlateau needs validation data; give the recipe `valid`")
+    if recipe.valid is not None:
+        num_valid = len(as_source(recipe.valid, seed=0, collate=recipe.collate))
+        if not num_valid:
+            raise UserError("the validation data is empty; give some examples, or leave it out")
+        _refuse_facts("valid_facts", recipe.valid_facts, num_valid)
+    _refuse_facts("train_facts", recipe.train_facts, options.num_examples)
+    if options.exact:
+        refuse_lone_example(recipe, model, plan)
+
+
+def _refuse_facts(name: str, facts: Mapping[str, Any], num_examples: int) -> None:
+    for fact, values in facts.items():
+        if len(values) != num_examples:
+            raise UserError(
+                f"{name}[{fact!r}] has {len(values)} values for {num_examples} examples; "
+                "give one for each"
+            )
+
+
+def _made(what: str, options: Options, make: Callable[..., Any], *arguments: Any) -> Any:
+    """What one of the recipe's functions makes, or an error with the recipe's own line."""
+    try:
+        return make(*arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        text = where(error, Path(options.recipe))
+        raise UserError(f"{what}() of {options.recipe!r} raised {text}") from error

@@ -1,0 +1,219 @@
+"""What a person asked for, checked against the recipe and the folder before anything is written.
+
+In: a Request. Out: the same with everything decided, its Options, and a folder that is ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from samepath.data.loaders import TIMEOUT_SECONDS
+from samepath.engine.checks.fingerprints import refuse_others
+from samepath.engine.checks.hardware import refuse_other_hardware
+from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.launch.machines import MEETING, Machine, somebody_answers
+from samepath.engine.run.loop import Run
+from samepath.engine.run.options import (
+    Asked,
+    Options,
+    refuse_recipe,
+    resolve,
+    with_fingerprints,
+)
+from samepath.engine.run.session import too_many_workers
+from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.run.tensorboard import FOLDER, require_tensorboard
+from samepath.engine.state.progress import Display, RunResult
+from samepath.engine.state.run_code import code_of, strategy_of_run
+from samepath.engine.state.run_folder import RunFolder, claim_next, next_free
+from samepath.errors import UserError
+from samepath.recipe import FoundRecipe
+from samepath.strategies import find_strategy
+from samepath.strategies.asynchronous import Asynchronous
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a person asked for."""
+
+    recipe: str
+    data: str | None = None
+    """Data for a recipe that takes some."""
+    keep: str | None = None
+    """A keep-list: the examples to train on."""
+    num_workers: int | Literal["auto"] | Crew = "auto"
+    """A Crew (a range): the run goes on with whoever is left, and takes in whoever comes."""
+    machine: Machine | None = None
+    """What this machine brings to a run of a Crew; all its GPUs or cores when not given."""
+    timeout_seconds: float = TIMEOUT_SECONDS
+    """A worker that does not answer for so long counts as lost."""
+    asked: Asked = field(default_factory=Asked)
+    out: Path | None = None
+    """The run's folder; runs/<recipe>-<number> when not given."""
+    resume: bool = False
+    checkpoint_steps: int | None = None
+    """Save every so many steps, instead of every minute."""
+    tensorboard: bool = False
+    """Write event files too. A run that has some goes on with them when it is resumed."""
+    command: tuple[str, ...] = ()
+    """The command line, for run.json."""
+    display: Callable[[Options, int], Display] | None = None
+    """Makes what worker 0 shows; must pickle."""
+    elastic: bool = False
+    """Workers keep the last step in memory, and begin with it."""
+    source: bytes | None = field(default=None, repr=False)
+    """Of the recipe's file as it was found: who begins later, in the same run, must not meet what
+    somebody has changed in it meanwhile."""
+    made_of: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Of a run of a study: fingerprints of the data and modules that the study began with."""
+    other_hardware: bool = False
+    """Go on although the machine, or its torch, is another than the run's. In a request that has
+    been prepared: they are."""
+    instead: Callable[[FoundRecipe], FoundRecipe] | None = None
+    """Makes the recipe that is trained of the one that was found; must pickle."""
+    watch: Callable[[Run], Callable[[RunResult], None]] | None = None
+    """Told of the run on every worker, before its first step there; what it returns is told the
+    result. Must pickle. It is to find what differs, so that the run goes on where workers do."""
+
+
+def available_workers() -> int:
+    """GPUs, or the cores this process may use."""
+    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+
+
+def files_of(request: Request) -> tuple[str | None, str | None]:
+    """The data and the keep-list that were named, or, on resume, that the run had."""
+    before: dict[str, Any] = {}
+    if request.resume and request.out is not None:
+        before = RunFolder(request.out).read()["config"]
+    return request.data or before.get("data"), request.keep or before.get("keep")
+
+
+def _uses_server(request: Request) -> bool:
+    """Asynchronous updates are real ones, unless they are those of so many virtual workers."""
+    if request.resume and request.out is not None:
+        return bool(RunFolder(request.out).read()["config"].get("server", False))
+    strategy, virtual = request.asked.strategy, request.asked.virtual_workers
+    if strategy is None or virtual is not None:
+        return False
+    return isinstance(find_strategy(strategy).function, Asynchronous)
+
+
+def given_workers(request: Request, num_processes: int) -> Request:
+    """With as many workers as a launcher has started. It starts a Crew's anew when they fail; where
+    the folder holds the run by then, that goes on."""
+    num_workers, crew = num_processes, request.num_workers
+    if isinstance(crew, Crew):
+        if not crew.least <= num_workers <= crew.most:
+            raise UserError(f"-n {crew}, but the launcher started {num_workers} workers")
+        if request.out is None:
+            raise UserError("a range of workers under torchrun needs the run's folder; add --out")
+        under_way = RunFolder(request.out).holds_run
+        return replace(request, elastic=True, resume=request.resume or under_way)
+    if _uses_server(request):
+        num_workers -= 1
+        if not num_workers:
+            raise UserError(
+                "asynchronous updates need a server and at least one worker, but the launcher "
+                "started 1 process; start 2 or more (3 are a server and 2 workers), or add "
+                "--as-workers K for the updates that K workers of one speed would make"
+            )
+    if request.num_workers not in ("auto", num_workers):
+        raise UserError(
+            f"-n {request.num_workers}, but the launcher started {num_workers} workers"
+            f"{' and a server' if num_workers < num_processes else ''}; "
+            "leave -n out under torchrun, mpirun and srun"
+        )
+    return replace(request, num_workers=num_workers)
+
+
+def prepare(
+    request: Request, found: FoundRecipe, *, writes: bool
+) -> tuple[Request, Options, RunFolder]:
+    """Check everything that can be checked, then make or reopen the folder."""
+    if request.resume and request.out is None:
+        raise UserError("--resume needs the run's folder; add --out FOLDER")
+    folder = RunFolder(request.out or next_free(request.recipe))
+    if request.resume and (folder.path / FOLDER).is_dir():
+        request = replace(request, tensorboard=True)
+    if request.tensorboard:
+        require_tensorboard()
+    earlier, moved = None, False
+    if request.resume:
+        earlier = folder.read()
+        moved = refuse_other_hardware(
+            earlier["starts"][-1]["versions"], allowed=request.other_hardware
+        )
+        if writes and somebody_answers(folder):
+            raise UserError(
+                f"the run in {folder.path} is being trained by another process; wait for it, or "
+                "stop it"
+            )
+    elif writes:
+        folder.refuse_if_used()
+    before = earlier and earlier["config"]
+    if earlier is not None and request.asked.strategy is None:  # it may have been typed elsewhere
+        before = earlier["config"] | {"strategy": strategy_of_run(earlier, folder.path)}
+    options = resolve(found, request.asked, before)
+    options = replace(options, server=_uses_server(request))
+    most = options.plan.num_grains if options.exact else options.batch_size
+    asked = request.num_workers
+    available = available_workers()
+    if isinstance(asked, Crew):
+        _refuse_crew(request, options)
+        if asked.least > most:
+            raise too_many_workers(asked.least, options.batch_size, options.grain_size)
+        asked = Crew(least=asked.least, most=min(asked.most, most))
+        request = replace(request, elastic=True)
+        workers = asked.most
+    else:
+        workers = asked if isinstance(asked, int) else min(available, most)
+    if options.server:  # each worker has whole batches
+        workers = asked if isinstance(asked, int) else available
+    elif earlier is None and request.asked.virtual_workers is None:
+        options = replace(options, virtual_workers=workers if request.asked.strategy else 1)
+    plan = Course(options).plan(0, ())
+    if request.made_of is not None:
+        refuse_others(found, request.made_of, began="study")
+    refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)
+    if request.watch is None:
+        options = with_fingerprints(options, found)
+    if writes:
+        if request.out is None:
+            folder = RunFolder(claim_next(request.recipe))
+        for_others = _for_others(request, asked) | ({"other_hardware": True} if moved else {})
+        code = code_of(found, options.strategy)
+        folder.write(options, list(request.command), earlier, workers, code, **for_others)
+        (folder.path / MEETING).unlink(missing_ok=True)  # of a leader that was killed
+    number = asked if isinstance(asked, Crew) else workers
+    return replace(request, num_workers=number), options, folder
+
+
+def _for_others(request: Request, asked: int | str | Crew) -> dict[str, Any]:
+    """What those who join must know."""
+    if not isinstance(asked, Crew):
+        return {}
+    return {
+        "crew": (asked.least, asked.most),
+        "timeout_seconds": request.timeout_seconds,
+        "checkpoint_steps": request.checkpoint_steps,
+    }
+
+
+def _refuse_crew(request: Request, options: Options) -> None:
+    if options.server:
+        raise UserError(
+            f"-n {request.num_workers}: asynchronous updates go through one server and have no "
+            "path to keep; give a number of workers"
+        )
+    if request.asked.strategy and request.asked.virtual_workers is None and not request.resume:
+        raise UserError(
+            f"-n {request.num_workers}: --strategy {request.asked.strategy} goes by a number of "
+            "workers; add --as-workers K"
+        )

@@ -1,0 +1,264 @@
+"""Training a recipe from start to end: check, make the folder, start workers, report.
+
+In: what a person asked for. Out: a RunResult, and a run folder. Every command that trains calls
+`train`. Guaranteed: bad input raises before anything is written.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from samepath.data.loaders import TIMEOUT_SECONDS
+from samepath.engine.checks.hardware import refuse_other_hardware
+from samepath.engine.comm.environment import Place, read_place
+from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.elastic.step_memory import forget
+from samepath.engine.launch.agent import Elastic
+from samepath.engine.launch.launch import launch
+from samepath.engine.launch.leftovers import clear_before
+from samepath.engine.launch.machines import Machine, address_towards, is_led, take_part
+from samepath.engine.launch.reports import Interrupted
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
+from samepath.engine.run.tensorboard import FOLDER
+from samepath.engine.run.worker import launched, work
+from samepath.engine.state.checkpoint import list_checkpoints, step_of
+from samepath.engine.state.progress import Display, RunResult
+from samepath.engine.state.run_code import recipe_of_run, strategy_of_run
+from samepath.engine.state.run_folder import ENDED, RunFolder
+from samepath.errors import UserError, WorkerFailed
+from samepath.patience import Patience
+from samepath.recipe import FoundRecipe, find_recipe
+from samepath.say import say
+from samepath.threads import limited_threads
+
+__all__ = ["Request", "join", "train"]
+
+LEADER_SECONDS = 600.0
+"""How long launchers that srun or mpirun started wait for the one of them that leads."""
+LATE_SECONDS = 60.0
+"""A run that has ended, and that nobody has continued by then, needs this machine no more."""
+
+
+class NotUnderWay(UserError):
+    """A run that nobody can join."""
+
+
+def train(request: Request) -> tuple[RunResult, Path]:
+    """Run a request; the result and the run's folder."""
+    threads = _threads_of(request)
+    with limited_threads(threads):  # what the recipe computes here, and a worker that is here too
+        return _train(request, threads)
+
+
+def _threads_of(request: Request) -> int:
+    """Per worker: as many as were named, or, on resume, as the run had."""
+    before: dict[str, Any] = {}
+    if request.resume and request.out is not None:
+        before = RunFolder(request.out).read()["config"]
+    return request.asked.threads or before.get("threads", 1)
+
+
+def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
+    found = find_recipe(request.recipe, *files_of(request), request.source, threads=threads)
+    found = found if request.instead is None else request.instead(found)
+    request = replace(request, source=found.source)
+    place = read_place(os.environ)
+    crew = isinstance(request.num_workers, Crew)
+    if crew and place.launcher in ("mpirun", "srun"):  # which started a launcher on every machine
+        return _train_with_others(request, place, found)
+    if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
+        request = given_workers(request, place.num_workers)
+    elif crew:
+        return _lead(request, request.machine or Machine(workers=available_workers()), found)
+    request, options, folder = prepare(request, found, writes=place.worker == 0)
+    with _status_of(folder, writes=place.worker == 0):
+        if place.worker == 0:
+            clear_before(folder.run_id())
+        if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
+            return work(request, options, folder.path, found), folder.path
+        assert isinstance(request.num_workers, int)
+        processes = request.num_workers + options.server
+        arguments = (request, options, folder.path)
+        return _result(folder, lambda: launch(launched, arguments, processes)), folder.path
+
+
+@contextmanager
+def _status_of(folder: RunFolder, *, writes: bool = True) -> Iterator[None]:
+    """What ends the run without a result is said in its folder; then it is others' again."""
+    try:
+        yield
+    except BaseException as error:
+        if writes:
+            stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
+            folder.write_status("interrupted" if stopped else "failed")
+        raise
+    else:
+        _forget(folder)
+    finally:
+        folder.unlock()
+
+
+def _forget(folder: RunFolder) -> None:
+    """What was kept in memory, if it is on disk."""
+    run_id, saved = folder.run_id(), list_checkpoints(folder.checkpoints)
+    result = folder.read()["result"]
+    if run_id is not None and result and saved and step_of(saved[-1]) >= result["steps"]:
+        forget(run_id)
+
+
+def _result(folder: RunFolder, run: Callable[[], None]) -> RunResult:
+    """What workers of our own left in the folder."""
+    number = None
+    try:
+        run()
+    except Interrupted as error:
+        status = folder.read()["status"]
+        if status in ENDED:
+            return _read_result(folder)  # there was nothing left to stop
+        number = error.number
+        if not folder.holds_lock or status != "interrupted":
+            raise  # they had not come to a step they could stop after
+    return replace(_read_result(folder), signal=number)
+
+
+def _read_result(folder: RunFolder) -> RunResult:
+    result = folder.read()["result"]
+    if result is None:
+        raise WorkerFailed(f"the run in {folder.path} has left no result; it can be resumed")
+    return RunResult(**_unfinite(result))
+
+
+# ---- a range of workers
+
+
+def _lead(request: Request, machine: Machine, found: FoundRecipe) -> tuple[RunResult, Path]:
+    """Begin or continue a run that others may join."""
+    request, options, folder = prepare(request, found, writes=True)
+    with _status_of(folder):
+        return _take_part(request, options, folder, machine), folder.path
+
+
+def join(
+    path: Path,
+    machine: Machine,
+    *,
+    display: Callable[[Options, int], Display] | None = None,
+    other_hardware: bool = False,
+) -> tuple[RunResult, Path]:
+    """Bring this machine's workers to a run that is under way."""
+    folder = RunFolder(path)
+    content = folder.read()
+    start_ = content["starts"][-1]
+    if not start_.get("crew"):
+        raise UserError(
+            f"the run in {path} has a fixed number of workers; one that takes in others is started "
+            "with a range, such as -n 1:8"
+        )
+    if content["status"] != "running" and folder.try_lock():  # else they only regroup
+        folder.unlock()
+        raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
+    moved = refuse_other_hardware(start_["versions"], allowed=other_hardware)
+    found = recipe_of_run(content, path)
+    config = content["config"] | {"strategy": strategy_of_run(content, path)}
+    least, most = start_["crew"]
+    request = Request(
+        recipe=found.name,
+        num_workers=Crew(least=least, most=most),
+        out=path,
+        resume=True,
+        checkpoint_steps=start_.get("checkpoint_steps"),
+        tensorboard=(path / FOLDER).is_dir(),
+        timeout_seconds=start_.get("timeout_seconds", TIMEOUT_SECONDS),
+        display=display,
+        elastic=True,
+        source=found.source,
+        other_hardware=moved,
+    )
+    try:
+        result = _take_part(request, resolve(found, Asked(), config), folder, machine)
+        _forget(folder)
+        return result, path
+    except Interrupted:
+        if folder.holds_lock:  # we came to lead it
+            folder.write_status("interrupted")
+        else:
+            say(f"this machine has left the run in {path}; the others go on")
+        raise
+    except BaseException:
+        if folder.holds_lock:
+            folder.write_status("failed")
+        raise
+    finally:
+        folder.unlock()
+
+
+def _train_with_others(
+    request: Request, place: Place, found: FoundRecipe
+) -> tuple[RunResult, Path]:
+    """One launcher of many, each on a machine of its own: the first leads, the others join."""
+    if request.out is None:
+        raise UserError(
+            "a range of workers on several machines needs a folder that all of them see; add --out"
+        )
+    machine = request.machine or Machine(workers=available_workers())
+    machine = replace(machine, expected=place.num_workers)
+    if not place.one_machine and machine.interface is None:
+        machine = replace(machine, address=address_towards(place.address))
+    if place.worker == 0:
+        return _lead(request, machine, found)
+    folder, patience = RunFolder(request.out), Patience(LEADER_SECONDS)
+    came = time.monotonic()
+    while True:
+        if is_led(folder):
+            with suppress(NotUnderWay):  # it has just ended
+                return join(
+                    request.out,
+                    machine,
+                    display=request.display,
+                    other_hardware=request.other_hardware,
+                )
+        late = time.monotonic() - came > LATE_SECONDS
+        if late and folder.holds_run and folder.read()["status"] in ENDED:
+            return _read_result(folder), request.out
+        patience.pause(f"the launcher that leads the run in {request.out}")
+
+
+def _take_part(
+    request: Request, options: Options, folder: RunFolder, machine: Machine
+) -> RunResult:
+    crew = request.num_workers
+    assert isinstance(crew, Crew)
+    return _result(
+        folder,
+        lambda: take_part(
+            folder,
+            launched,
+            (request, options, folder.path),
+            crew,
+            machine,
+            Elastic(
+                timeout_seconds=request.timeout_seconds,
+                tell=say,
+                is_over=lambda: _is_over(folder),
+            ),
+        ),
+    )
+
+
+def _is_over(folder: RunFolder) -> bool:
+    with suppress(OSError, UserError):  # a disk that does not answer now
+        return folder.read()["status"] in ENDED
+    return False
+
+
+def _unfinite(result: dict[str, Any]) -> dict[str, Any]:
+    """run.json writes NaN and infinities as text; read them back as numbers."""
+    words = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+    return {k: words.get(v, v) if isinstance(v, str) else v for k, v in result.items()}

@@ -1,0 +1,127 @@
+"""One worker's whole life: join the others, train, leave.
+
+In: a Request, its Options, the run's folder (they cross a process border). Out: a RunResult.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from samepath.engine.comm.environment import read_place
+from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.launch.reports import Interrupted, Regroup
+from samepath.engine.run.loop import Run
+from samepath.engine.run.options import Options, recipe_of
+from samepath.engine.run.request import Request
+from samepath.engine.run.session import start
+from samepath.engine.server.server import ServerSession
+from samepath.engine.server.worker import work as work_for_server
+from samepath.engine.state.progress import RunResult
+from samepath.engine.state.run_folder import RunFolder
+from samepath.recipe import FoundRecipe
+from samepath.say import say
+from samepath.terminal import let_go_of_closed, to_be_heard
+
+
+def work(
+    request: Request, options: Options, path: Path, found: FoundRecipe | None = None
+) -> RunResult:
+    """One worker's whole life (all arguments but `found` cross a process border)."""
+    place = read_place(os.environ)
+    if found is None:
+        found = recipe_of(options, request.source)
+        found = found if request.instead is None else request.instead(found)
+    if options.server and place.worker != 0:
+        with stop_signals():  # the server says when to stop
+            return work_for_server(found.recipe, options, request.timeout_seconds)
+    session = (
+        ServerSession(options, request.timeout_seconds)
+        if options.server
+        else start(
+            seed=options.seed, threads=options.threads, timeout_seconds=request.timeout_seconds
+        )
+    )
+    with session, stop_signals() as asked:
+        others = not options.server and not session.collective.agree(not request.other_hardware)
+        if others and session.is_first:
+            RunFolder(path).note_other_hardware()
+        display = None
+        if request.display is not None and session.is_first:
+            display = request.display(options, session.num_workers)
+        keeps = _memory(RunFolder(path)) if request.elastic else None
+        run = Run(
+            found.recipe,
+            options,
+            session,
+            RunFolder(path),
+            display=display,
+            stop_asked=asked,
+            checkpoint_steps=request.checkpoint_steps,
+            events=request.tensorboard,
+            keeps=keeps,
+            elastic=request.elastic,
+            others_go_on=request.elastic and place.num_here < place.num_workers,
+            compare_workers=request.watch is None,
+            other_hardware=others,
+        )
+        if request.resume or request.elastic:
+            run.resume()
+        tell = None if request.watch is None else request.watch(run)
+        result = run.go()
+        if tell is not None:
+            tell(result)
+        if request.elastic and result.status != "interrupted":
+            session.collective.agree(True)  # nobody leaves before worker 0 has written everything
+            if keeps is not None and not place.store_prefix:
+                keeps.close()  # torchrun leaves nobody to do it later
+        if isinstance(session, ServerSession):
+            session.dismiss(result)
+        return result
+
+
+def _memory(folder: RunFolder) -> LastStep | None:
+    """Where this worker keeps its part of the last step."""
+    run_id, place = folder.run_id(), read_place(os.environ)
+    if run_id is None:
+        return None
+    return LastStep(run_id, folder.path, say, part=place.here, parts=place.num_here)
+
+
+def launched(request: Request, options: Options, path: Path) -> None:
+    """A worker's life under our launcher. One that was stopped must not return: torch's agent has
+    passed the signal on and listens no more, and a worker that returns waits for it to."""
+    result = work(request, options, path)
+    if result.status == "interrupted":
+        if request.elastic and result.signal is None:
+            raise Regroup("somebody leaves")
+        raise Interrupted(result.signal or signal.SIGINT)
+
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], int]]:
+    """Ctrl-C, SIGTERM and a lost terminal ask for a stop after the step; a second Ctrl-C does not
+    wait for it. Which signal asked, or 0."""
+    asked = 0
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if number == signal.SIGHUP:
+            let_go_of_closed()
+        if asked and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        asked = number
+
+    before = {number: signal.signal(number, ask) for number in to_be_heard(_STOPPING)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""The parameter server of asynchronous training."""

@@ -1,0 +1,295 @@
+"""A parameter server: real asynchronous SGD, with the staleness measured and, if asked, bounded.
+
+In: batches of the plan, and workers in other processes. Out: an update from each batch. Process 0
+is the server: it owns weights, optimizer, schedule, evaluation, checkpoints and the run's folder,
+and computes no gradient. A worker is given a batch's number and the newest weights; its gradient is
+applied the moment it comes, whatever has been applied meanwhile.
+
+Guaranteed: no gradient is thrown away; with a bound, none is applied that is staler; with one
+worker, or a bound of 0, the run is the sequential one to the bit. Otherwise the path depends on
+who is quicker and is not the same twice. A worker that is lost ends the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samepath.data.sources import Data
+from samepath.engine.comm.collective import Alone, Mailbox
+from samepath.engine.run.evaluation import evaluate
+from samepath.engine.run.options import Options
+from samepath.engine.run.session import Session
+from samepath.engine.server.message import NOTHING, read_facts, read_tensors, write
+from samepath.engine.server.worker import join
+from samepath.engine.state.progress import RunResult
+from samepath.engine.step.noise_scale import GrainNorms
+from samepath.engine.step.pending import Underway
+from samepath.engine.step.record import StepFacts
+from samepath.engine.step.settings import Pace, Settings, Share, StepResult
+from samepath.engine.step.trainer import Trainer
+from samepath.errors import Diverged
+from samepath.plan import Batch
+from samepath.plan.staleness import may_apply, may_hand_out
+from samepath.strategies import find_strategy
+from samepath.strategies.asynchronous import Asynchronous
+
+ALIVE_SECONDS = 30.0
+"""An idle worker hears this often that the server is there: evaluation may take longer than the
+limit of a wait."""
+LAST_WORDS_SECONDS = 10.0
+"""How long a gradient that is under way is waited for when the run has failed."""
+
+
+class Office:
+    """The workers, seen from the server. A thread per worker does all the talking with it, so that
+    nobody waits for a slow one, and one that dies is noticed at once."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._alive = min(ALIVE_SECONDS, mailbox.timeout_seconds / 4)
+        self._arrivals: Queue[tuple[int, Tensor | Exception]] = Queue()
+        self._orders: dict[int, Queue[Tensor | None]] = {}
+        self._desks: list[Thread] = []
+        self.idle = deque(range(1, mailbox.num_workers))
+        """Workers without work, in the order they came back."""
+        for worker in self.idle:
+            self._orders[worker] = Queue()
+            self._desks.append(Thread(target=self._desk, args=(worker,), daemon=True))
+            self._desks[-1].start()
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._desks)
+
+    def _desk(self, worker: int) -> None:
+        orders = self._orders[worker]
+        try:
+            while True:
+                try:
+                    order = orders.get(timeout=self._alive)
+                except Empty:
+                    self._mailbox.send(NOTHING, worker)
+                    continue
+                if order is None:
+                    return
+                self._mailbox.send(order, worker)
+                self._arrivals.put((worker, self._mailbox.receive(worker)))
+        except Exception as error:  # the server waits for an arrival, not for this thread
+            self._arrivals.put((worker, error))
+
+    def order(self, message: Tensor) -> int:
+        """Give the message to an idle worker; which one."""
+        worker = self.idle.popleft()
+        self._orders[worker].put(message)
+        return worker
+
+    @property
+    def somebody_is_back(self) -> bool:
+        return not self._arrivals.empty()
+
+    def receive(self) -> tuple[int, Tensor]:
+        """Wait for an answer (each has the mailbox's limit); who is idle now, and what it says."""
+        worker, answer = self._arrivals.get()
+        if isinstance(answer, Exception):
+            raise answer
+        self.idle.append(worker)
+        return worker, answer
+
+    def dismiss(self, message: Tensor) -> None:
+        """Send all workers home."""
+        for orders in self._orders.values():
+            orders.put(message)
+            orders.put(None)
+        for desk in self._desks:
+            desk.join()
+
+    def close(self) -> None:
+        """Leave. A thread that waits for a message when Python ends takes the process down with an
+        abort, so those that still wait for a gradient get a while."""
+        for orders in self._orders.values():
+            orders.put(None)
+        for desk in self._desks:
+            desk.join(LAST_WORDS_SECONDS)
+        self._mailbox.close()
+
+
+@dataclass(kw_only=True)
+class Outstanding(Underway):
+    """A batch that a worker was given."""
+
+    buffers: list[Tensor] = field(default_factory=list)
+    """What its worker made of the buffers, once it has arrived."""
+
+
+class ServerTrainer(Trainer):
+    """Updates one model with gradients that workers compute."""
+
+    def __init__(
+        self,
+        office: Office,
+        bound: int | None,
+        device: torch.device,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[nn.Module, Any], Tensor],
+        settings: Settings,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None,
+    ) -> None:
+        super().__init__(Alone(device), model, optimizer, loss, settings, schedule)
+        self._office = office
+        self._bound = bound
+        self._computing: dict[int, Outstanding] = {}
+
+    def advance(self, share: Share, pace: Pace, *, stop: bool = False) -> list[StepResult]:
+        """Hand out a batch; then apply what comes until another may be handed out. With one worker
+        or a bound of 0 that is when this batch has been applied."""
+        results: list[StepResult] = []
+        while self._office.somebody_is_back:
+            self._take_in()
+        self._apply_ready(pace, results)
+        assert self._may_hand_out()
+        self._hand_out(share.batch)
+        while not self._may_hand_out() or (stop and not results):
+            self._take_in()
+            self._apply_ready(pace, results)
+        return [replace(result, stop=stop) for result in results]
+
+    def settle(self) -> None:
+        """Wait until all that is outstanding has arrived. It is applied later: also after a stop,
+        for it is in the state."""
+        while self._computing:
+            self._take_in()
+        self._merge_held()
+
+    def evaluate(self, data: Data) -> dict[str, float]:
+        """Means over validation data. Workers may go on with what they have."""
+        return evaluate(self, self.source(data))
+
+    def _may_hand_out(self) -> bool:
+        return bool(self._office.idle) and may_hand_out(self._behind(), self._bound)
+
+    def _behind(self) -> list[int]:
+        return [underway.behind for underway in self.underway]
+
+    def _hand_out(self, batch: Batch) -> None:
+        state = [*self.model.parameters(), *self.model.buffers()]
+        worker = self._office.order(write({"step": batch.step}, state, state))
+        handed_out = Outstanding(
+            step=batch.step,
+            epoch=batch.epoch,
+            num_examples=len(batch.examples),
+            weight=float(len(batch.examples)),
+        )
+        self._computing[worker] = handed_out
+        self.underway.append(handed_out)
+        self.step_number += 1
+
+    def _take_in(self) -> None:
+        """Wait for a gradient."""
+        worker, answer = self._office.receive()
+        arrived = self._computing.pop(worker)
+        facts = read_facts(answer)
+        used = facts["used"]
+        arrived.facts = StepFacts(
+            loss=facts["loss"],
+            grain_losses=tuple(facts["grain_losses"]),
+            grain_norms=facts["grain_norms"] and GrainNorms(**facts["grain_norms"]),
+            stop=False,
+            used=used,
+            buffers=[],
+        )
+        arrived.weight = facts["weight"]
+        device = self.collective.device
+        tensors = read_tensors(answer, [*self.model.parameters(), *self.model.buffers()])
+        arrived.totals = [
+            gradient.to(device) if use else None
+            for gradient, use in zip(tensors, used, strict=False)
+        ]
+        arrived.buffers = tensors[len(used) :]
+
+    def _apply_ready(self, pace: Pace, results: list[StepResult]) -> None:
+        """Apply everything that has arrived and may be applied, the oldest first."""
+        while True:
+            behind = self._behind()
+            ready = [
+                number
+                for number, underway in enumerate(self.underway)
+                if underway.facts is not None and may_apply(behind, number, self._bound)
+            ]
+            if not ready:
+                break
+            underway = self.underway[ready[0]]
+            del self.underway[ready[0]]
+            try:
+                results.append(self._apply(underway, pace))
+            except Diverged:
+                if underway.step == self.step_number - 1:
+                    self.step_number -= 1  # the step was not made, as without a server
+                raise
+        self._merge_held()
+
+    def _merge_held(self) -> None:
+        """Gradients that wait for their turn have no buffers to wait with (nor in the state)."""
+        for underway in self.underway:
+            if underway.facts is not None and not underway.buffers_merged:
+                self._merge_buffers(underway)
+
+    def _merge_buffers(self, underway: Underway) -> None:
+        """The newest to come are the model's. A sum of several workers' changes, as weights have
+        it, might be what no forward pass can make: a variance below zero."""
+        assert isinstance(underway, Outstanding)
+        if math.isfinite(underway.know().loss):
+            for buffer, value in zip(self.model.buffers(), underway.buffers, strict=True):
+                buffer.copy_(value)
+        underway.buffers_merged = True
+        underway.buffers = []
+
+
+class ServerSession(Session):
+    """The server's place in the run."""
+
+    def __init__(self, options: Options, timeout_seconds: float) -> None:
+        mailbox, device = join(options, timeout_seconds)
+        super().__init__(Alone(device, timeout_seconds), seed=options.seed)
+        rule = find_strategy(options.strategy).function
+        assert isinstance(rule, Asynchronous)
+        self._bound = rule.bound
+        self._office = Office(mailbox)
+
+    @property
+    def num_workers(self) -> int:
+        return self._office.num_workers
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[nn.Module, Any], Tensor],
+        *,
+        batch_size: int,
+        grain_size: int,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        **settings: Any,
+    ) -> ServerTrainer:
+        """A trainer whose gradients the workers compute; any number of them, for each has a batch
+        of its own."""
+        made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
+        return ServerTrainer(
+            self._office, self._bound, self.device, model, optimizer, loss, made, schedule
+        )
+
+    def dismiss(self, result: RunResult) -> None:
+        """Tell the workers how the run ended; they end with it."""
+        self._office.dismiss(write({"result": asdict(result)}))
+
+    def close(self) -> None:
+        self._office.close()

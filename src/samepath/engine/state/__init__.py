@@ -1,0 +1,1 @@
+"""A training as it lies on disk: state and digest, checkpoints, run folder, metrics log."""

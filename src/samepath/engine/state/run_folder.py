@@ -1,0 +1,393 @@
+"""A run's folder: `run.json`, `metrics.jsonl`, `checkpoints/`, `weights/`.
+
+In: options, metrics, states, a result. Out: files. Guaranteed: another run is never overwritten;
+`run.json` is replaced whole; metrics of steps that a resumed run repeats are written once; what a
+disk does not take now (it is full, it has become read-only) waits in memory, in order; a checkpoint
+is written after all that came before it, and a result after everything.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from samepath.data.limits import brief, open_plain, parse_json, read_object
+from samepath.engine.checks.hardware import versions
+from samepath.engine.run.options import Options
+from samepath.engine.state import checkpoint
+from samepath.engine.state.folder_lock import LOCK, is_empty, lock_folder, take_lock
+from samepath.engine.state.metrics_log import Lines
+from samepath.engine.state.state import State
+from samepath.engine.state.weights import BEST, Epoch, weights_of, write_weights
+from samepath.errors import NotSaved, UserError
+
+if TYPE_CHECKING:
+    from samepath.engine.state.progress import RunResult
+
+ENDED = ("finished", "target", "diverged", "stuck")
+"""Statuses of a run that has nothing left to do."""
+_MOST = 2**1000  # of any number in a line
+WARN_SECONDS = 60.0
+"""How often it is said that something still cannot be written."""
+
+Warn = Callable[[str], None]
+
+
+def make_folder(folder: Path, *, is_new: bool = False) -> None:
+    """Make the folder that --out names, or one in it. FileExistsError for one that is not new."""
+    try:
+        folder.mkdir(parents=True, exist_ok=not is_new)
+    except OSError as error:
+        if is_new and isinstance(error, FileExistsError):
+            raise
+        raise UserError(
+            f"--out {folder} cannot be made ({error.strerror}); give another folder"
+        ) from None
+
+
+def next_free(recipe: str, runs: Path = Path("runs")) -> Path:
+    """runs/digits-1, runs/digits-2, ..."""
+    stem = Path(recipe).stem
+    number = 1
+    while (runs / f"{stem}-{number}").exists():
+        number += 1
+    return runs / f"{stem}-{number}"
+
+
+def claim_next(recipe: str) -> Path:
+    """Make that folder: of several who begin at once, each has one of its own."""
+    while True:
+        path = next_free(recipe)
+        with suppress(FileExistsError):
+            make_folder(path, is_new=True)
+            return path
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.weights = path / "weights"
+        self._metrics: Lines | None = None
+        self._unwritten: dict[Epoch, tuple[dict[str, Tensor], int]] = {}
+        """Weights that wait."""
+        self._warned: dict[str, float] = {}
+        self._lock: int | None = None
+
+    # ---- run.json
+
+    @property
+    def holds_run(self) -> bool:
+        return (self.path / "run.json").is_file()
+
+    def refuse_if_used(self) -> None:
+        """Raise unless a new run can begin here."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"--out {self.path} is a file; give a folder")
+        if self.holds_run:
+            raise UserError(
+                f"--out {self.path} holds another run; add --resume to continue it, "
+                "or give another folder"
+            )
+        if self.path.is_dir() and not is_empty(self.path):
+            raise UserError(f"--out {self.path} is not empty; give a new folder")
+
+    def run_id(self) -> str | None:
+        """What the run is called in memory; None for one of an older samepath."""
+        name = self.read().get("id")
+        return name if isinstance(name, str) and re.fullmatch("[0-9a-f]{32}", name) else None
+
+    def try_lock(self) -> bool:
+        """Keep everybody else from writing here, unless somebody does so already."""
+        if self._lock is None:
+            self._lock = take_lock(self.path)
+        return self._lock is not None
+
+    @property
+    def holds_lock(self) -> bool:
+        return self._lock is not None
+
+    def unlock(self) -> None:
+        """Let others write here again."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def read(self) -> dict[str, Any]:
+        """What run.json says."""
+        file = self.path / "run.json"
+        content = None
+        try:
+            if file.is_file():
+                content = read_object(file)
+                _check_run(content)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = brief(f"it has no {error}" if isinstance(error, KeyError) else error)
+            raise UserError(f"{file} cannot be read ({why}); it is not a run of ours") from None
+        if content is None:
+            raise UserError(f"{self.path} holds no run (there is no run.json); check the path")
+        return content
+
+    def write(
+        self,
+        options: Options,
+        command: list[str],
+        earlier: dict[str, Any] | None,
+        num_workers: int = 1,
+        code: Mapping[str, Any] | None = None,
+        **for_others: Any,
+    ) -> None:
+        """Begin or continue a run, and keep everybody else from writing here. `code` is where its
+        Python files are (`run_code`)."""
+        make_folder(self.path)
+        self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
+        if earlier is None:
+            try:
+                self.refuse_if_used()  # somebody may have begun, and ended, while we looked
+            except UserError:
+                self.unlock()
+                raise
+        began = {
+            "command": command,
+            "versions": versions(),
+            "time": time.time(),
+            "num_workers": num_workers,
+            **for_others,
+        }
+        starts = [*(earlier or {}).get("starts", []), began]
+        content = {
+            "status": "running",
+            "id": (earlier or {}).get("id") or uuid.uuid4().hex,
+            "config": asdict(options),
+            "code": dict(code or {}),
+            "starts": starts,
+            "result": None,
+        }
+        try:
+            self._write_json(content)
+        except OSError as error:
+            if earlier is None:
+                with suppress(OSError):
+                    (self.path / LOCK).unlink()
+            self.unlock()
+            raise UserError(
+                f"--out {self.path} cannot be written to ({error.strerror}); free space or make it "
+                "writable, or give another folder"
+            ) from None
+
+    def note_other_hardware(self) -> None:
+        """Add to the last start that the run goes on with machines, or a torch, of another kind."""
+        content = self.read()
+        if not content["starts"][-1].get("other_hardware"):
+            content["starts"][-1]["other_hardware"] = True
+            with suppress(OSError):  # a full disk ends no run; it is tried again when workers meet
+                self._write_json(content)
+
+    def write_status(self, status: str) -> None:
+        """The run ended without a result (one that had ended when it was stopped has one). If that
+        cannot be written either, run.json goes on saying that it is running: the error that ended
+        it is the one to tell."""
+        with suppress(OSError, UserError):
+            content = self.read()
+            if status == "running" or content["status"] not in ENDED:
+                self._write_json(content | {"status": status})
+
+    def write_result(self, result: RunResult) -> None:
+        """The run ended; everything is on disk, or it is no result."""
+        try:
+            self._write_waiting()
+            self._write_json(self.read() | {"status": result.status, "result": asdict(result)})
+        except OSError as error:
+            raise self._not_saved("the result", error) from error
+        finally:
+            self.close_metrics()
+
+    def _write_json(self, content: dict[str, Any]) -> None:
+        text = json.dumps(finite(content), indent=2)  # JSON has no word for NaN and infinity
+        checkpoint.write_atomically(self.path / "run.json", text + "\n")
+
+    # ---- metrics.jsonl
+
+    def open_metrics(self, step: int, *, eager: bool = False) -> int:
+        """Get ready to log what follows a step; what an earlier start wrote beyond it goes. The
+        last step of which there is a line. `eager`: other machines are to see it, should this one
+        be lost."""
+        end = last = 0
+        for line, place in self._metrics_lines():
+            here = line.get("step")
+            if isinstance(here, int) and here <= step:
+                end, last = place, here
+        self._metrics = Lines(self.path / "metrics.jsonl", end, eager=eager)
+        with suppress(OSError):  # it is tried again, and told, with the first line
+            self._metrics.flush()
+        return last
+
+    def num_lines(self) -> int:
+        """Of metrics, whole ones."""
+        return self._metrics_content().count(b"\n")
+
+    def log(self, warn: Warn | None = None, /, **fields: Any) -> None:
+        """Add a line. When this returns the kernel has it, and the end of this process does not
+        lose it; or it waits for a disk that takes it, and `warn` is told."""
+        assert self._metrics is not None
+        self._metrics.add(json.dumps(finite(fields)))
+        try:
+            self._metrics.flush()
+        except OSError as error:
+            text = f"metrics.jsonl cannot be written ({error.strerror}); its lines wait in memory"
+            self._tell(warn, "metrics", text)
+
+    def close_metrics(self) -> None:
+        """No more lines. Those that the disk does not take wait for `save` or `write_result`."""
+        if self._metrics is not None and self._metrics.close():
+            self._metrics = None
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All lines, also of a run under way."""
+        return [fields for fields, _ in self._metrics_lines()]
+
+    def _metrics_lines(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Lines, and where in the file each ends. What is no line is left out: the last one of a
+        run that is writing it, or was killed while it was."""
+        place = 0
+        for line in self._metrics_content().split(b"\n")[:-1]:
+            place += len(line) + 1
+            with suppress(ValueError):
+                if _is_line(fields := parse_json(line)):
+                    yield fields, place
+
+    def _metrics_content(self) -> bytes:
+        file = self.path / "metrics.jsonl"
+        try:
+            with open_plain(file) as opened:
+                return opened.read()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise UserError(f"{file} cannot be read ({error.strerror}); move it away") from None
+
+    # ---- weights and checkpoints
+
+    def keep_weights(
+        self, epochs: int, model: nn.Module, warn: Warn | None = None, *, best: bool = False
+    ) -> None:
+        """Write the weights a model has after so many epochs, perhaps as its best."""
+        self._unwritten[BEST if best else epochs] = weights_of(model), epochs
+        try:
+            self._write_weights()
+        except OSError as error:
+            which = ", ".join(f"epoch {e}" if isinstance(e, int) else e for e in self._unwritten)
+            self._tell(
+                warn,
+                f"weights of {which}",
+                f"the weights of {which} cannot be written ({error.strerror}); they wait in memory",
+            )
+
+    def save(self, state: State, progress: dict[str, Any], warn: Warn | None = None) -> str | None:
+        """Write a checkpoint, and before it all that waits: what it counts as done is on disk. The
+        state's digest; or None if that is impossible now and there is somebody to tell."""
+        what = f"step {state.structure['step']}"
+        try:
+            self._write_waiting()
+            saved = checkpoint.save(self.checkpoints, state, progress)
+        except OSError as error:
+            if warn is None:
+                raise self._not_saved(what, error) from error
+            again = "it is tried again when the next one is due"
+            self._tell(warn, "checkpoint", f"{self._unsaved(what, error)}; {again}")
+            return None
+        if self._warned and warn is not None:
+            warn(f"{what} is saved, and all that waited before it")
+        self._warned.clear()
+        return saved
+
+    # ---- disks that are full or read-only
+
+    def _write_waiting(self) -> None:
+        if not self.holds_run:  # somebody removed the folder: do not make half of one
+            raise FileNotFoundError(errno.ENOENT, "run.json is gone")
+        if self._metrics is not None:
+            self._metrics.sync()
+        self._write_weights()
+
+    def _write_weights(self) -> None:
+        for epoch, (tensors, after) in list(self._unwritten.items()):
+            write_weights(self.weights, epoch, tensors, after)
+            del self._unwritten[epoch]
+
+    def _unsaved(self, what: str, error: OSError) -> str:
+        safe = "no checkpoint is there"
+        with suppress(OSError):  # a folder that cannot be listed either
+            for path in checkpoint.list_checkpoints(self.checkpoints)[-1:]:
+                safe = f"the newest checkpoint is of step {checkpoint.step_of(path)}"
+        return f"{what} could not be saved in {self.path} ({error.strerror}); {safe}"
+
+    def _not_saved(self, what: str, error: OSError) -> NotSaved:
+        return NotSaved(
+            f"{self._unsaved(what, error)}; free space or make it writable, then continue with "
+            f"--out {self.path} --resume"
+        )
+
+    def _tell(self, warn: Warn | None, about: str, text: str) -> None:
+        """Say it, unless the same has been said of late."""
+        now = time.monotonic()
+        if warn is not None and now - self._warned.get(about, -math.inf) > WARN_SECONDS:
+            self._warned[about] = now
+            warn(text)
+
+
+def _check_run(content: Mapping[str, Any]) -> None:
+    """Raise unless run.json has the form of one of ours."""
+    if not isinstance(content["config"]["recipe"], str):
+        raise ValueError("its recipe is no text")
+    threads = content["config"].get("threads", 1)
+    if type(threads) is not int or threads < 1:
+        raise ValueError("its threads are no number above 0")
+    if not isinstance(content.get("result"), (dict, type(None))):
+        raise ValueError("its result is no object")
+    for start in content.get("starts", []):
+        start["command"]
+        if not isinstance(start["versions"], dict):
+            raise ValueError("the versions of a start are no object")
+
+
+def _is_line(fields: Any) -> bool:
+    """It has the form of what `log` writes: everybody who reads metrics counts on that."""
+    if not isinstance(fields, dict) or not all(_fits(*item) for item in fields.items()):
+        return False
+    return "epoch_train_loss" not in fields or {"step", "epoch", "seconds"} <= fields.keys()
+
+
+def _fits(name: str, value: Any) -> bool:
+    named = name in ("step", "epoch", "seconds")
+    if isinstance(value, dict):
+        flat = not any(isinstance(each, dict) for each in value.values())
+        return not named and flat and all(_fits("", each) for each in value.values())
+    if type(value) is int or (type(value) is float and name not in ("step", "epoch")):
+        return bool(-_MOST < value < _MOST)
+    return not named and (value is None or value in ("nan", "inf", "-inf"))
+
+
+def finite(value: Any) -> Any:
+    """The same with NaN and infinities as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value

@@ -1,0 +1,1 @@
+"""One step: load, forward, backward, reduce, update."""

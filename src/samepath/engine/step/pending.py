@@ -1,0 +1,120 @@
+"""A batch whose grains are computed, and whose gradient is being added.
+
+In: sums that have been launched. Out, as soon as somebody wants them: what everybody knows of the
+step, and the batch's gradient. Guaranteed: a settled one depends on no other worker any more and
+can be written to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from samepath.engine.checks.refuse import refuse_hooks
+from samepath.engine.comm.collective import Collective, Record
+from samepath.engine.step.balance import Speeds
+from samepath.engine.step.gradients import GradientSum, Sums
+from samepath.engine.step.record import StepFacts, unpack
+from samepath.errors import UserError
+from samepath.plan import Division
+
+
+@dataclass(kw_only=True)
+class Underway:
+    """One batch between its backward passes and its update."""
+
+    step: int
+    epoch: int
+    num_examples: int
+    weight: float
+    """What its loss counts for in the epoch's: its examples, or what weight() says. A batch of
+    weight 0 changes nothing."""
+    facts: StepFacts | None = None
+    totals: Sums = field(default_factory=list)
+    """The gradient of all of the model's parameters, once it is settled."""
+    buffers_merged: bool = False
+    is_compared: bool = False
+    """Workers' models around its grains were compared."""
+    behind: int = 0
+    """Updates made since the weights it was computed with."""
+    gradients: GradientSum | None = None
+    """Who adds it; None once it is settled."""
+    division: Division | None = None
+    end_gather: Callable[[], list[Record]] | None = None
+    buffers_bytes: int = 0
+    """Of what a worker says of its buffers."""
+    is_learnt: bool = False
+    """Speeds have learnt from it."""
+
+    def know(self) -> StepFacts:
+        """What everybody says of the step. There is one gather under way at a time: the next may
+        begin only after this."""
+        if self.facts is None:
+            assert self.gradients is not None
+            assert self.division is not None
+            assert self.end_gather is not None
+            records = self.end_gather()
+            self.facts = unpack(
+                self.division, records, len(self.gradients.parameters), self.buffers_bytes
+            )
+        return self.facts
+
+    def teach(self, speeds: Speeds) -> None:
+        """Tell what everybody said of its times, once (on all workers between the same steps)."""
+        facts = self.know()
+        if not self.is_learnt:
+            self.is_learnt = True
+            speeds.learn(facts.times, len(facts.grain_losses))
+
+    def gradient(self) -> Sums:
+        """The batch's gradient, None where no grain used a parameter. It is memory that the next
+        batch may use again."""
+        if self.gradients is None:
+            return self.totals
+        totals = self.gradients.finish()
+        used = self.know().used
+        return [total if use else None for total, use in zip(totals, used, strict=True)]
+
+    def settle(self) -> None:
+        """Wait for the gradient, and keep it in memory of its own (all workers together)."""
+        if self.gradients is not None:
+            self.totals = [None if g is None else g.clone() for g in self.gradient()]
+            self.gradients = self.division = self.end_gather = None
+
+    def assign(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give every used parameter its gradient as `.grad`, and the others none: an optimizer
+        applies what it finds there. One that was frozen since the batch was computed stays as it
+        is."""
+        for parameter, gradient in zip(parameters, self.gradient(), strict=True):
+            parameter.grad = gradient if parameter.requires_grad else None
+
+
+class SumPool:
+    """Gradient sums of a model: one for each of the batches that are under way at once."""
+
+    def __init__(self, collective: Collective, *, exact: bool) -> None:
+        self._collective = collective
+        self._exact = exact
+        self._sums: list[GradientSum] = []
+
+    def free(self, model: nn.Module, underway: Collection[Underway]) -> GradientSum:
+        """One that no batch under way uses, over the parameters as they are now (people freeze and
+        unfreeze)."""
+        parameters = dict(model.named_parameters())
+        if not any(parameter.requires_grad for parameter in parameters.values()):
+            raise UserError("no parameter of the model requires a gradient; unfreeze some")
+        refuse_hooks(parameters)
+        if not all(known.fits(parameters) for known in self._sums):
+            for batch in underway:
+                batch.settle()
+            for sums in self._sums:
+                sums.close()
+            self._sums = []
+        busy = [id(batch.gradients) for batch in underway]
+        for sums in self._sums:
+            if id(sums) not in busy:
+                return sums
+        self._sums.append(GradientSum(self._collective, parameters, exact=self._exact))
+        return self._sums[-1]

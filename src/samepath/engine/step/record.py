@@ -1,0 +1,108 @@
+"""What workers tell each other about a step, in bytes.
+
+In: this worker's losses, flags, times and buffers. Out: everybody's, put together in the order of
+grains. One small gather per step: it travels while the last bucket does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from samepath.engine.comm.collective import Record
+from samepath.engine.step.balance import Told
+from samepath.engine.step.noise_scale import GrainNorms, average, is_measured
+from samepath.plan.shares import Division
+
+ROWS = 3
+"""Numbers a grain has in a record: its loss, what it counts for, and a squared norm (those of the
+measured grains, one after another)."""
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What everybody knows after a step's grains."""
+
+    loss: float
+    """The batch's mean loss: grain losses by their share. fsum rounds once, so it has no order."""
+    grain_losses: tuple[float, ...]
+    grain_norms: GrainNorms | None
+    """Of the grains whose norm was taken; None where there are none."""
+    stop: bool
+    """Some worker was asked to stop."""
+    used: list[bool]
+    """Which parameters some grain used."""
+    buffers: list[Record]
+    """Each worker's word on its buffers."""
+    replicas: list[Record] = field(default_factory=list)
+    """Each worker's word on its model."""
+    times: tuple[Told, ...] = ()
+    """Each worker's word on its times; nothing where the step was others'."""
+
+
+def pack(
+    division: Division,
+    losses: Sequence[float],
+    scales: Sequence[float],
+    squared_norms: Sequence[float],
+    used: Sequence[bool],
+    buffers: Record,
+    replicas: Record,
+    times: Told,
+    *,
+    stop: bool,
+) -> Record:
+    """One worker's record; the same length on every worker."""
+    numbers = np.zeros((ROWS, division.most_grains))
+    numbers[0, : len(losses)] = losses
+    numbers[1, : len(scales)] = scales
+    numbers[2, : len(squared_norms)] = squared_norms
+    flags = np.array([stop, *used], np.uint8)
+    words = np.array(times, np.float64).view(np.uint8)
+    return np.concatenate([numbers.view(np.uint8).ravel(), words, flags, buffers, replicas])
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """In any order the same; NaN where there is none (infinities of both signs, or too large)."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def unpack(
+    division: Division, records: Sequence[Record], num_parameters: int, buffers_bytes: int
+) -> StepFacts:
+    """Everybody's records as facts."""
+    most = division.most_grains
+    sizes = [8 * ROWS * most, 8 * len(Told._fields), 1 + num_parameters, buffers_bytes]
+    split = np.cumsum(sizes)
+    numbers, times, flags, buffers, replicas = zip(
+        *(np.split(record, split) for record in records), strict=True
+    )
+    pairs: list[tuple[float, float]] = []
+    norms: list[tuple[float, float]] = []
+    for worker, run in zip(numbers, division.reduction.runs, strict=True):
+        losses, scales, squared = worker.view(np.float64).reshape(ROWS, most).tolist()
+        pairs += zip(losses[: len(run)], scales, strict=False)
+        measured = [
+            scale
+            for number, scale in zip(run, scales, strict=False)
+            if is_measured(number, division.num_grains)
+        ]
+        norms += zip(squared, measured, strict=False)
+    anyone = np.bitwise_or.reduce(flags)
+    return StepFacts(
+        # a grain that counts for nothing may have no loss to speak of (0 / 0)
+        loss=exact_sum(loss * scale for loss, scale in pairs if scale),
+        grain_losses=tuple(loss for loss, _ in pairs),
+        grain_norms=average(norms),
+        stop=bool(anyone[0]),
+        used=anyone[1:].astype(bool).tolist(),
+        buffers=list(buffers),
+        replicas=[record.copy() for record in replicas],  # aligned: they are numbers
+        times=tuple(Told(*worker.view(np.float64).tolist()) for worker in times),
+    )

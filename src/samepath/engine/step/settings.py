@@ -1,0 +1,167 @@
+"""What a trainer is told: once, before every step; and what it says after one.
+
+Guaranteed: nonsense is refused by name when the settings are made, in own loops as in recipes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from samepath.data import Draws
+from samepath.engine.step.noise_scale import NoiseSample
+from samepath.errors import UserError
+from samepath.plan import Batch
+from samepath.recipe import check_training
+from samepath.strategies import Adversarial
+
+_SHAPE_THE_PATH = (
+    "batch_size",
+    "grain_size",
+    "seed",
+    "exact",
+    "clip_norm",
+    "autocast",
+    "schedule_every",
+    "drop_last",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model is trained, apart from its data."""
+
+    batch_size: int
+    """Examples of one step."""
+    grain_size: int
+    """Examples computed at once."""
+    seed: int = 0
+    """Decides order, dropout and augmentation."""
+    exact: bool = True
+    """Same bits at every worker count; otherwise each worker computes its whole share at once and
+    the path is the same up to rounding."""
+    clip_norm: float | None = None
+    """Clip gradients to this global norm."""
+    weight: Callable[[Any], float] | None = None
+    """What a grain counts for, when not its number of examples."""
+    augment: Callable[[Any, Draws], Any] | None = None
+    """Changes training examples with numbers keyed by (seed, epoch, example)."""
+    metrics: Callable[[nn.Module, Any], Mapping[str, Tensor]] | None = None
+    """Means by name for validation; the loss alone when not given."""
+    autocast: torch.dtype | None = None
+    """Run forward passes under torch.autocast with this dtype."""
+    schedule_every: Literal["step", "epoch"] = "epoch"
+    """When the schedule advances."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of a Dataset's items."""
+    loader_workers: int = 0
+    """Loader processes, for Datasets."""
+    drop_last: bool = False
+    """Leave out the last batch of each epoch where it is short."""
+    compare_workers: bool = True
+    """Workers compare their models before the first step, on the way and at the end (`verify`,
+    which looks for differences itself, goes on where they differ)."""
+    other_hardware: bool = False
+    """Workers may have different kinds of processors; the path then depends on which of them
+    computes what."""
+    follow_speed: bool = True
+    """A slow worker gets fewer grains, which changes no bits (with `exact`; without it, shares stay
+    even)."""
+
+    def __post_init__(self) -> None:
+        check_training(self)
+
+    def shaping(self) -> dict[str, Any]:
+        """What a resumed trainer must have again, as a checkpoint holds it."""
+        values = {name: getattr(self, name) for name in _SHAPE_THE_PATH}
+        return values | {
+            "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
+            "autocast": None if self.autocast is None else str(self.autocast),
+        }
+
+    def refuse_changes(self, before: Mapping[str, Any]) -> None:
+        """Raise unless a checkpoint with these `shaping` settings goes on with the same path.
+        (What an older samepath did not write is not compared.)"""
+        changed = [
+            f"{name} (was {before[name]!r}, now {value!r})"
+            for name, value in self.shaping().items()
+            if name in before and before[name] != value
+        ]
+        if changed:
+            raise UserError(
+                "cannot resume: " + ", ".join(changed) + " would change the path; prepare the "
+                "trainer as it was, or resume from another folder"
+            )
+
+
+def refuse_names(given: Mapping[str, Any]) -> None:
+    """Raise for a setting of `prepare` that there is none of."""
+    known = ["schedule", *(name for name in Settings.__dataclass_fields__ if name != "seed")]
+    for name in given:
+        if name == "seed":
+            raise UserError("prepare() takes no seed; give it to samepath.start(seed=...)")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "there are: " + ", ".join(known)
+            raise UserError(f"prepare() has no setting {name!r}; {hint}")
+
+
+def refuse_plateau_by_step(
+    schedule: torch.optim.lr_scheduler.LRScheduler | None, schedule_every: str
+) -> None:
+    """Raise for a schedule that needs a validation loss where there is none yet."""
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    if isinstance(schedule, plateau) and schedule_every == "step":
+        raise UserError(
+            "ReduceLROnPlateau goes by the validation loss, which there is once an epoch; use "
+            "schedule_every='epoch'"
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """A batch, and this worker's grains of it as they are needed."""
+
+    batch: Batch
+    grains: Iterator[Any]
+    """Those of an even assignment; or a Feed, which has whichever are asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step was like; the same on every worker."""
+
+    step: int
+    epoch: int
+    loss: float
+    grain_losses: tuple[float, ...]
+    gradient_norm: float
+    """Of the whole batch's gradient, before clipping."""
+    noise: NoiseSample | None
+    """What it says of the gradient noise scale; None where the batch is one grain."""
+    learning_rate: float
+    num_examples: int
+    weight: float
+    """What the loss counts for in the epoch's: the examples, or what weight() says of them."""
+    stop: bool
+    """Some worker was asked to stop."""
+    staleness: int
+    """Updates made between the weights the gradient was computed with and this update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How one step is taken; a strategy chooses it."""
+
+    lag: int = 0
+    """Steps that a gradient waits before it is applied."""
+    learning_rate: float = 1.0
+    """Times what the optimizer and its schedule have."""
+    schedule_steps: int = 1
+    """How far a schedule that goes by steps advances: the recipe's steps it stands for."""
+    adversarial: Adversarial | None = None

@@ -1,0 +1,1 @@
+"""Trace runs at several worker counts, compare them, explain what differs."""

@@ -1,0 +1,252 @@
+"""What a training run looked like from inside, written down so that two runs can be compared.
+
+In: a run, and perhaps one step to look into. Out: in a folder, for every worker, a Trace:
+fingerprints of everything the promise covers after every step; for the step to look into also of
+every grain's data, module inputs and outputs, loss and gradients, and one worker's state as a
+checkpoint. Guaranteed: looking changes no bits; states whose digests differ have a fingerprint that
+differs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from samepath.engine.comm.tensors import fingerprint
+from samepath.engine.run.loop import Run
+from samepath.engine.state import checkpoint
+from samepath.engine.state.progress import Display, RunResult
+from samepath.engine.state.state import State, state_of
+from samepath.engine.step.settings import StepResult
+from samepath.engine.step.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run to be recorded: a Request's `watch`."""
+
+    folder: Path
+    look_into: int | None = None
+    """A step, counted from 1; 0 looks at the state before the first."""
+    keep_worker: int = 0
+    """Whose state after that step is kept, if the run ends there."""
+
+    def __call__(self, run: Run) -> Callable[[RunResult], None]:
+        """Begin to record on one worker."""
+        return Recorder(self, run).end
+
+
+class Event(NamedTuple):
+    """One thing that happened to a grain."""
+
+    point: str
+    """loaded, weight, augmented, input, output, loss, buffer, backward, gradient or metrics"""
+    name: str
+    """Of the module (input, output; backward: the gradient at its output), parameter (gradient) or
+    buffer."""
+    inside: str | None
+    """The module whose forward was running; None outside the model."""
+    fingerprint: str
+
+
+Grains = dict[str, list[Event]]
+"""By grain: "train 0", or "valid 0" for validation."""
+
+
+@dataclass
+class Trace:
+    """What one worker saw."""
+
+    steps: list[dict[str, str]] = field(default_factory=list)
+    """For every step (the first: before any) a fingerprint by name, in the order in which a
+    difference is reported: model, optimizer, settings, losses, metrics."""
+    first_step: int = 0
+    """Completed when this process began: above 0 where it continued a run."""
+    end: dict[str, str] = field(default_factory=dict)
+    """The state once more, after the run's last evaluation."""
+    grains: Grains = field(default_factory=dict)
+    """This worker's grains of the step that was looked into."""
+    batch_gradient: dict[str, str] = field(default_factory=dict)
+    """After that step, by parameter."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Class names by module name."""
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        return self.first_step + len(self.steps) - 1
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(path: Path) -> Trace:
+        trace = Trace(**json.loads(path.read_text()))
+        trace.grains = {g: [Event(*e) for e in events] for g, events in trace.grains.items()}
+        return trace
+
+
+def trace_path(folder: Path, worker: int) -> Path:
+    return folder / f"worker-{worker}.json"
+
+
+def state_path(folder: Path) -> Path:
+    """Where the kept state lies, as the only checkpoint."""
+    return folder / "state"
+
+
+class Recorder(Display):
+    """Fingerprints after every step. Stands in for the display, which is told the losses."""
+
+    def __init__(self, job: Job, run: Run) -> None:
+        self._job = job
+        self._trainer = trainer = run.trainer
+        self._worker = run.session.worker
+        self._display = run.display
+        self._results: list[StepResult] = []
+        self._trace = Trace(first_step=trainer.step_number)
+        self._trace.kinds = {n: type(m).__name__ for n, m in trainer.model.named_modules()}
+        if job.look_into is not None:
+            GrainWatch(trainer, job.look_into, self._trace.grains)
+        run.display = self
+        run.after_step = self._after_step
+        self._trace.steps.append(self._state())
+
+    def _state(self) -> dict[str, str]:
+        self._trainer.settle()  # on all workers between the same steps
+        return facts_of(state_of(self._trainer))
+
+    def _after_step(self, trainer: Trainer) -> None:
+        facts = self._state()
+        # one update a step; with a lag none at first
+        facts["loss"] = _joined(result.loss.hex() for result in self._results)
+        facts["grain losses"] = fingerprint([result.grain_losses for result in self._results])
+        facts["gradient norm"] = _joined(result.gradient_norm.hex() for result in self._results)
+        facts["learning rate"] = _joined(result.learning_rate.hex() for result in self._results)
+        facts["noise scale"] = json.dumps([r.noise and asdict(r.noise) for r in self._results])
+        self._results = []
+        self._trace.steps.append(facts)
+        if trainer.step_number == self._job.look_into:
+            self._trace.batch_gradient = {
+                name: fingerprint(parameter.grad)
+                for name, parameter in trainer.model.named_parameters()
+            }
+
+    def end(self, result: RunResult) -> None:
+        """Leave the trace in the folder."""
+        job, trace = self._job, self._trace
+        self._metrics(result.metrics)
+        trace.end = self._state()
+        trace.result = asdict(result)
+        if self._worker == job.keep_worker and self._trainer.step_number == job.look_into:
+            checkpoint.save(state_path(job.folder), state_of(self._trainer), {})
+        trace.write(trace_path(job.folder, self._worker))
+
+    def _metrics(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._trace.steps[-1][f"valid {name}"] = float(value).hex()
+
+    # ---- what the loop tells a display
+
+    def step(self, result: StepResult, steps: int, epochs: float) -> None:
+        self._results.append(result)
+        self._display.step(result, steps, epochs)
+
+    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
+        self._trace.steps[-1].update(self._state())  # a schedule has moved on
+        if train_loss is not None:
+            self._trace.steps[-1]["epoch loss"] = train_loss.hex()
+        self._metrics(metrics)
+        self._display.epoch(epoch, train_loss, metrics)
+
+    def note(self, text: str) -> None:
+        self._display.note(text)
+
+    def close(self) -> None:
+        self._display.close()
+
+
+def facts_of(state: State) -> dict[str, str]:
+    """A fingerprint by name of everything that the digest covers."""
+    facts = {name: fingerprint(tensor) for name, tensor in state.tensors.items()}
+    values = {name: value for name, value in state.structure.items() if name != "step"}
+    return facts | {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+
+
+def _joined(values: Iterable[str]) -> str:
+    return " ".join(values)
+
+
+class GrainWatch:
+    """Takes down the events of every grain of one step, and of the validation that follows it."""
+
+    def __init__(self, trainer: Trainer, step: int, grains: Grains) -> None:
+        self._trainer = trainer
+        self._step = step
+        self._grains = grains
+        self._events: list[Event] | None = None
+        self._running: list[str] = []
+        self._last_output: Any = None
+        trainer.watch = self._watch
+        for name, module in trainer.model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True)
+                module.register_forward_hook(partial(self._after, name))
+        for name, parameter in trainer.model.named_parameters():
+            if parameter.requires_grad:
+                # sees this grain's gradient alone, before autograd adds it to another's
+                parameter.register_hook(partial(self._add, "gradient", name))
+
+    def _watch(self, point: str, grain: int, value: Any) -> None:
+        """The trainer's own points; a grain begins with its data and ends with `done`."""
+        if point in ("loaded", "valid"):
+            phase, when = ("train", self._step - 1) if point == "loaded" else (point, self._step)
+            if self._trainer.step_number != when:
+                return
+            self._events = self._grains[f"{phase} {grain}"] = []
+            self._running = []
+            point = "loaded"
+        if point == "done":
+            self._events = self._last_output = None
+            return
+        self._add(point, "", value)
+        if point == "loss":
+            for name, buffer in self._trainer.model.named_buffers():
+                self._add("buffer", name, buffer)
+
+    def _add(self, point: str, name: str, value: Any) -> None:
+        if self._events is not None:
+            inside = self._running[-1] if self._running else None
+            self._events.append(Event(point, name, inside, fingerprint(value)))
+
+    def _before(self, name: str, _: nn.Module, positional: Any, named: Any) -> None:
+        if self._events is not None:
+            self._add("input", name, (positional, named))
+            self._running.append(name)
+
+    def _after(self, name: str, _: nn.Module, inputs: Any, output: Any) -> None:
+        if self._events is not None:
+            while self._running and self._running.pop() != name:
+                pass  # a forward that raised, and whose caller went on, never came here
+            self._add("output", name, output)
+            # a container mostly hands on what its last module made: that one's gradient it is
+            if output is not self._last_output:
+                for tensor in _tensors(output):
+                    if tensor.requires_grad:
+                        tensor.register_hook(partial(self._add, "backward", name))
+            self._last_output = output
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(inner)

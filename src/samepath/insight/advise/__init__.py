@@ -1,0 +1,1 @@
+"""How many workers are worth it."""

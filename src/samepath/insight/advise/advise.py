@@ -1,0 +1,271 @@
+"""Advice for a recipe: how many workers, which grain, whether a larger batch or rate has room.
+
+In: an AdviseRequest. Out: an Advice, and the MeasuredStep it rests on. Guaranteed: bad input raises
+before anything is measured; nothing is written but temporary files, which go; the parts share the
+time that was given, and each says what it could not finish.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve
+from samepath.engine.run.request import available_workers
+from samepath.errors import UserError
+from samepath.insight.advise.advice import Advice, CriticalBatch, Curve, Limit, RangeTest
+from samepath.insight.advise.critical_batch import critical_batch, noise_points
+from samepath.insight.advise.rates import LEAST_STEPS, MOST_STEPS, range_test
+from samepath.insight.advise.runs import Found, Task, short_runs
+from samepath.insight.advise.words import verdict
+from samepath.insight.advise.workers import Question, curve, most_workers
+from samepath.recipe import find_recipe
+from samepath.study.results import NetworkFacts
+from samepath.timing.links import HERE
+from samepath.timing.machines import find_machine
+from samepath.timing.measured import MeasuredStep
+from samepath.timing.stopwatch import measure_step
+
+NETWORKS = (HERE, "1GbE", "10GbE")
+FLOOR = 0.8
+MINUTES, QUICK_MINUTES, LEAST_MINUTES = 2.0, 1.0, 0.1
+SHARES = {"step": 0.35, "rates": 0.35, "noise": 0.3}
+"""Of the time, for each part."""
+NEARLY = 0.9
+FEWEST_GRAINS, MORE_GRAINS = 4, 8
+"""With fewer grains in a batch the noise scale is measured in so many, only for that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviseRequest:
+    """What a person asked for."""
+
+    recipe: str
+    data: str | None = None
+    keep: str | None = None
+    asked: Asked = field(default_factory=Asked)
+    """`steps` bounds each short run."""
+    networks: tuple[str, ...] = NETWORKS
+    floor: float = FLOOR
+    max_workers: int | None = None
+    price_per_worker_hour: float | None = None
+    minutes: float = MINUTES
+    command: tuple[str, ...] = ()
+
+
+class Watcher(Protocol):
+    """What a person sees of it."""
+
+    def begin(self, what: str, seconds: float) -> None:
+        """A part, and about how long it takes."""
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredStep]:
+    """Measure for as long as was said, and reason."""
+    began = time.perf_counter()
+    refuse(request)
+    options, recipe_rate = _look_into(request)
+    notes: list[str] = []
+
+    def tell(text: str) -> None:
+        text = in_minutes(text)
+        watcher.note(text)
+        if not text.startswith("timing "):  # a doubt, not just what is going on
+            notes.append(text)
+
+    seconds = {part: 60.0 * request.minutes * share for part, share in SHARES.items()}
+    took: dict[str, float] = {}
+    try:
+        watcher.begin("timing grains, updates and reductions", seconds["step"])
+        try:
+            measured = measure_step(options, seconds=seconds["step"], tell=tell)
+        except UserError as error:
+            raise UserError(in_minutes(str(error))) from None
+        took["step_seconds"] = time.perf_counter() - began
+        seconds = what_is_left(seconds, took["step_seconds"])
+        task = plan_runs(request, options, measured, recipe_rate, seconds)
+        watcher.begin("trying learning rates and training", seconds["rates"] + seconds["noise"])
+        found = short_runs(task)
+    finally:
+        watcher.close()
+    took |= {"rates_seconds": found.rate_seconds, "noise_seconds": found.noise_seconds}
+    rates, batch = judged(request, options, task, found, grain_fixed=measured.grain_fixed)
+    curves = curves_of(request, options, measured)
+    took["all_seconds"] = time.perf_counter() - began
+    return Advice(
+        machine=measured.machine,
+        cores=available_workers(),
+        threads=options.threads,
+        batch_size=options.batch_size,
+        grain_size=options.grain_size,
+        grain_fixed=measured.grain_fixed,
+        num_examples=options.num_examples,
+        epochs=options.epochs,
+        steps_per_epoch=options.plan.steps_per_epoch,
+        floor=request.floor,
+        price_per_worker_hour=request.price_per_worker_hour,
+        curves=curves,
+        rates=rates,
+        batch=batch,
+        verdict=verdict(curves, rates, batch, batch_size=options.batch_size, floor=request.floor),
+        notes=tuple(notes),
+        seconds=took,
+    ), measured
+
+
+def in_minutes(text: str) -> str:
+    """What the stopwatch says about the seconds it was given, for those who gave minutes."""
+
+    def minutes(found: re.Match[str]) -> str:
+        seconds = found[1]
+        return "--minutes" + (
+            f" {math.ceil(int(seconds) / 60 / SHARES['step'])}" if seconds else ""
+        )
+
+    return re.sub(r"--seconds(?: (\d+))?", minutes, text)
+
+
+def what_is_left(seconds: dict[str, float], took: float) -> dict[str, float]:
+    """For the parts after the first: what it left, but not less than half of what was planned."""
+    after = {part: planned for part, planned in seconds.items() if part != "step"}
+    left = (sum(seconds.values()) - took) / sum(after.values())
+    return {part: planned * max(left, 0.5) for part, planned in after.items()}
+
+
+def refuse(request: AdviseRequest) -> None:
+    """What can be found wrong before the recipe is looked at."""
+    if not 0.0 < request.floor <= 1.0:
+        raise UserError(f"--floor {request.floor:g}: give a part of 1, such as {FLOOR:g}")
+    if not LEAST_MINUTES <= request.minutes < float("inf"):
+        raise UserError(f"--minutes {request.minutes:g}: give at least {LEAST_MINUTES:g}")
+    if request.max_workers is not None and request.max_workers < 1:
+        raise UserError(f"--max-workers {request.max_workers}: give at least 1")
+    price = request.price_per_worker_hour
+    if price is not None and not 0.0 <= price < float("inf"):
+        raise UserError(f"--price {price:g}: give what a worker costs an hour, such as 0.9")
+    if request.asked.steps == 0:
+        raise UserError("--steps 0: a short run has at least one step; leave --steps out")
+    link = NetworkFacts(name=HERE, how="measured", bytes_per_second=1.0, latency_seconds=1.0)
+    for text in request.networks:
+        find_machine(text, here=link)
+
+
+def _look_into(request: AdviseRequest) -> tuple[Options, float]:
+    """The recipe's options, without an end before its epochs', and its learning rate."""
+    found = find_recipe(
+        request.recipe, request.data, request.keep, threads=request.asked.threads or 1
+    )
+    options = resolve(found, replace(request.asked, steps=None))
+    refuse_recipe(found.recipe, options, 1)
+    model = found.recipe.model()
+    optimizer = found.recipe.optimizer(p for p in model.parameters() if p.requires_grad)
+    options = replace(options, target=None, patience=None)
+    return options, float(optimizer.param_groups[0]["lr"])
+
+
+def plan_runs(
+    request: AdviseRequest,
+    options: Options,
+    measured: MeasuredStep,
+    recipe_rate: float,
+    seconds: dict[str, float],
+) -> Task:
+    """What fits the time."""
+    training = options.epochs * options.plan.steps_per_epoch
+    most = min(training, request.asked.steps or training)
+    grain = noise_grain(options, fixed=measured.grain_fixed)
+    noise = replace(options, grain_size=grain, steps=most)
+    workers = min(available_workers(), noise.plan.num_grains)
+    crowding = max([1.0, *measured.crowding.values()]) if workers > 1 else 1.0
+    least_seconds = LEAST_STEPS * crowding * measured.step_seconds["1"]
+    tries = recipe_rate > 0.0 and least_seconds < seconds["rates"]
+    return Task(
+        options=options,
+        workers=workers,
+        recipe_rate=recipe_rate,
+        most_rate_steps=min(MOST_STEPS, most) if tries else 0,
+        rate_seconds=seconds["rates"],
+        noise_options=noise if noise.plan.num_grains > 1 else replace(noise, steps=0),
+        noise_seconds=seconds["noise"],
+    )
+
+
+def noise_grain(options: Options, *, fixed: bool) -> int:
+    """The recipe's, or a finer one where a batch has few. A model that normalises over a grain
+    cannot do so over a single example."""
+    batch, own = options.batch_size, options.grain_size
+    if options.plan.num_grains >= FEWEST_GRAINS:
+        return own
+    finer = range(max(batch // MORE_GRAINS, 2 if fixed else 1), own)
+    lasts = (batch, options.num_examples % batch)
+    return next((size for size in finer if not fixed or all(n % size != 1 for n in lasts)), own)
+
+
+def judged(
+    request: AdviseRequest, options: Options, task: Task, found: Found, *, grain_fixed: bool
+) -> tuple[RangeTest, CriticalBatch]:
+    """What the short runs say."""
+    rates_notes = [found.rates_note if task.recipe_rate > 0.0 else "the recipe's rate is 0"]
+    used = [line["learning_rate"] for line in found.lines if "learning_rate" in line]
+    reached = max(used[: found.rate_steps], default=task.recipe_rate)
+    if reached < NEARLY * task.recipe_rate:
+        part = reached / task.recipe_rate
+        rates_notes.append(f"in so few steps the schedule goes up to only {part:.0%} of a rate")
+    rates = range_test(
+        task.recipe_rate, found.losses, found.rate_steps, "; ".join(filter(None, rates_notes))
+    )
+    points = noise_points(found.lines)
+    notes = []
+    if not task.noise_options.steps:
+        notes.append("a batch of a single grain has no noise scale")
+    elif not points:
+        notes.append(f"a run of {_steps(found.noise_steps)} is too short for a noise scale")
+    if found.noise_status == "diverged":
+        notes.append(f"the run diverged after {_steps(found.noise_steps)}")
+    if task.noise_options.grain_size != options.grain_size:
+        another = ", over which the model then normalises" * grain_fixed
+        notes.append(f"measured in grains of {task.noise_options.grain_size}{another}")
+    batch = critical_batch(
+        points,
+        batch_size=options.batch_size,
+        floor=request.floor,
+        steps=found.noise_steps,
+        part=found.noise_steps / (options.epochs * options.plan.steps_per_epoch),
+        grain_size=task.noise_options.grain_size,
+        note="; ".join(notes),
+    )
+    return rates, batch
+
+
+def _steps(number: int) -> str:
+    return f"{number} {'step' if number == 1 else 'steps'}"
+
+
+def curves_of(
+    request: AdviseRequest, options: Options, measured: MeasuredStep
+) -> tuple[Curve, ...]:
+    """One for each network; this machine has only as many workers as it has cores or GPUs."""
+    question = Question(
+        measured=measured,
+        options=options,
+        floor=request.floor,
+        price_per_worker_hour=request.price_per_worker_hour,
+    )
+    grains = most_workers(measured)
+    found = []
+    for text in dict.fromkeys(request.networks):
+        here = text.strip().lower() == HERE
+        ends: list[tuple[int, Limit]] = [(grains, "grains")]
+        ends += [(available_workers(), "cores")] if here else []
+        ends += [(request.max_workers, "asked")] if request.max_workers else []
+        most, end = min(ends, key=lambda each: each[0])
+        machine = find_machine(text, here=measured.local)
+        found.append(curve(question, machine, most, end=end, here=here))
+    return tuple(found)

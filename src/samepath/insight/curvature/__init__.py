@@ -1,0 +1,1 @@
+"""The Hessian and the loss around a run's weights."""

@@ -1,0 +1,234 @@
+"""Horovod's way of bringing gradients together, with real processes.
+
+In: gradients that announce themselves, on every worker in whatever order they come. Out: their
+sums, in place. A thread beside the worker goes round in cycles: it tells the coordinator (worker 0)
+which tensors are new, learns which ones all workers have by now, packs these into a fusion buffer,
+has it summed, and unpacks it. (Sergeev and Del Balso 2018; cycle and buffer are Horovod's defaults
+of the time when Gahlot et al. 2020 took them.)
+
+Guaranteed: all workers sum the same tensors in the same order, the coordinator's; every wait has a
+limit; what goes wrong in the thread is raised where the worker waits for it.
+
+What differs from Horovod: announcements are a byte per tensor instead of names, and the order is
+the coordinator's own order of announcing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samepath.engine.comm.peers import Peers
+from samepath.errors import UserError, WorkerLost
+from samepath.insight.profile.recorder import Recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """How often the queue goes round, and how much it packs together."""
+
+    cycle_seconds: float = 5e-3
+    """From the beginning of one cycle to that of the next, unless it takes longer."""
+    fusion_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.cycle_seconds <= 10.0:
+            raise UserError(
+                f"--cycle-ms {1e3 * self.cycle_seconds:g}: give more than 0 and at most 10000, "
+                "such as 5"
+            )
+        if self.fusion_bytes < 0:
+            raise UserError(
+                f"--fusion-mib {self.fusion_bytes / (1 << 20):g}: give 0 (every gradient alone) "
+                "or more, such as 64"
+            )
+
+
+class Coordinator:
+    """Which tensors all workers have announced; lives on worker 0 and knows no network."""
+
+    def __init__(self, num_tensors: int, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._announced = [0] * num_tensors
+        self._order: list[int] = []
+        """Tensors that worker 0 has announced and that are not agreed on yet."""
+
+    def agree(self, mine: Sequence[int], everybody: Tensor) -> list[int]:
+        """`mine`: what worker 0 has announced this cycle, in order; `everybody`: 1 where a worker
+        (row) has announced a tensor (column). Out: what everybody has by now, in the order in which
+        it is to be summed."""
+        self._order += mine
+        for index, count in enumerate(everybody.sum(dim=0, dtype=torch.int64).tolist()):
+            self._announced[index] += count
+        agreed = [i for i in self._order if self._announced[i] == self._num_workers]
+        for index in agreed:
+            self._announced[index] = 0
+        self._order = [i for i in self._order if i not in agreed]
+        return agreed
+
+
+def fuse(
+    agreed: Sequence[int], tensors: Sequence[Tensor], fusion_bytes: int
+) -> Iterator[list[int]]:
+    """Neighbours of one dtype that fit the buffer together; one that does not fit it goes alone."""
+    group: list[int] = []
+    filled = 0
+    for index in agreed:
+        size = tensors[index].nbytes
+        fits = group and filled + size <= fusion_bytes
+        if group and (not fits or tensors[index].dtype != tensors[group[0]].dtype):
+            yield group
+            group, filled = [], 0
+        group.append(index)
+        filled += size
+    if group:
+        yield group
+
+
+class QueueReduction:
+    """One worker's end of the queue."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        num_tensors: int,
+        recorder: Recorder,
+        settings: QueueSettings,
+    ) -> None:
+        self._peers = peers
+        self._recorder = recorder
+        self._settings = settings
+        self._timeout = peers.timeout_seconds
+        self._coordinator = Coordinator(num_tensors, peers.num_workers)
+        self._num_tensors = num_tensors
+        self._changed = threading.Condition()
+        self._tensors: list[Tensor] = [torch.empty(0)] * num_tensors
+        self._new: list[int] = []
+        self._waiting: set[int] = set()
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._buffers: dict[torch.dtype, Tensor] = {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The thread goes round meanwhile, on all workers, and then until all have ended. Not
+        forever: other engines want the cores too."""
+        self._stopping, self._next_cycle = False, self._recorder.now()
+        thread = threading.Thread(target=self._run, name="queue", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            with self._changed:  # this worker is about to fail; its thread says so and goes
+                self._waiting.clear()
+                self._stopping = True
+            raise
+        with self._changed:
+            self._stopping = True
+        thread.join(self._timeout)
+        self._raise()
+        if thread.is_alive():
+            raise WorkerLost(f"waited {self._timeout:.0f} s for the other workers' queues to stop")
+
+    def announce(self, index: int, tensor: Tensor) -> None:
+        """A tensor is ready to be summed in place."""
+        with self._changed:
+            assert index not in self._waiting, "a tensor is announced once a step"
+            self._tensors[index] = tensor
+            self._new.append(index)
+            self._waiting.add(index)
+
+    def wait(self) -> None:
+        """Until every announced tensor is the sum."""
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: not self._waiting or self._error is not None, self._timeout
+            )
+            left = len(self._waiting)
+        self._raise()
+        if not done:
+            raise WorkerLost(
+                f"waited {self._timeout:.0f} s for {left} tensors that not all workers announced"
+            )
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while self._cycle():
+                pass
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _cycle(self) -> bool:
+        """One round; False when all workers are to stop."""
+        recorder = self._recorder
+        time.sleep(max(self._next_cycle - recorder.now(), 0.0))
+        step, began = recorder.step, recorder.now()
+        self._next_cycle = began + self._settings.cycle_seconds
+        with self._changed:
+            mine, self._new = self._new, []
+            stopping = self._stopping and not self._waiting
+        said = torch.zeros(self._num_tensors + 1, dtype=torch.uint8)
+        said[-1] = stopping
+        said[mine] = 1
+        answer = torch.zeros(self._num_tensors + 2, dtype=torch.int32)
+        everybody = self._peers.collect(said)
+        if everybody:
+            heard = torch.stack(everybody)
+            agreed = self._coordinator.agree(mine, heard[:, :-1])
+            answer[0], answer[1] = len(agreed), bool(heard[:, -1].all())
+            answer[2 : 2 + len(agreed)] = torch.tensor(agreed, dtype=torch.int32)
+        self._peers.spread(answer)
+        recorder.note_beside("negotiation", began, recorder.now(), "negotiation", step)
+        agreed = answer[2 : 2 + int(answer[0])].tolist()
+        for group in fuse(agreed, self._tensors, self._settings.fusion_bytes):
+            self._sum(group)
+        return not bool(answer[1])
+
+    def _sum(self, group: list[int]) -> None:
+        recorder = self._recorder
+        step, began = recorder.step, recorder.now()
+        tensors = [self._tensors[index] for index in group]
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            self._peers.add(tensors[0])
+        else:
+            buffer = self._buffer(tensors)
+            sizes = [tensor.numel() for tensor in tensors]
+            pieces = buffer.split(sizes)
+            for piece, tensor in zip(pieces, tensors, strict=True):
+                piece.copy_(tensor.reshape(-1))
+            self._peers.add(buffer)
+            for piece, tensor in zip(pieces, tensors, strict=True):
+                tensor.copy_(piece.view(tensor.shape))
+        workers = self._peers.num_workers
+        recorder.note_beside(
+            "reduction",
+            began,
+            recorder.now(),
+            f"buffer {group[0]} ({len(group)} tensors)",
+            step,
+            round(2 * (workers - 1) / workers * num_bytes),
+        )
+        with self._changed:
+            self._waiting.difference_update(group)
+            self._changed.notify_all()
+
+    def _buffer(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The fusion buffer of a dtype, as much of it as is needed; it grows to its limit."""
+        length, dtype = sum(tensor.numel() for tensor in tensors), tensors[0].dtype
+        known = self._buffers.get(dtype)
+        if known is None or len(known) < length:
+            known = self._buffers[dtype] = torch.empty(length, dtype=dtype)
+        return known[:length]

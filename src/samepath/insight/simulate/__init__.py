@@ -1,0 +1,1 @@
+"""Steps on machines that are not there."""

@@ -1,0 +1,1 @@
+"""DeepDensity: the recipe, generation, judgement, pictures."""

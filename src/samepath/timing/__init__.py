@@ -1,0 +1,1 @@
+"""Links, costs, one stopwatch, and one model of a step."""

@@ -1,0 +1,110 @@
+"""What one step of a recipe is made of, as it was measured on this machine: `measured.json`.
+
+In: stopwatches. Out: a frozen dataclass, to JSON and back: what `advise` reasons from and
+`simulate` draws from. Guaranteed: everything in it was measured here, with one or a few real
+workers; nothing is modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from samepath.data.limits import brief, read_object
+from samepath.engine.state.checkpoint import write_atomically
+from samepath.engine.state.run_folder import make_folder
+from samepath.errors import UserError
+from samepath.study.results import NetworkFacts, read_as
+
+FILE = "measured.json"
+FORMAT = 1
+MOST_EXAMPLES = 1 << 30
+"""Of a batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """One recipe on one machine."""
+
+    recipe: str
+    identity: str
+    """Of the recipe's code and plan (`Options.identity`), so that another's is not taken for it."""
+    machine: str
+    device: str
+    threads: int
+    """Of each worker."""
+    batch_size: int
+    grain_size: int
+    grain_fixed: bool
+    """The model normalises over a grain: more workers cannot mean finer grains."""
+    num_examples: int
+    grain_times: dict[str, tuple[float, ...]]
+    """Seconds of single grains, forward and backward, of one worker alone, by grain size."""
+    update_seconds: float
+    """Of a step: what is not grains and does not shrink with more workers (data, update)."""
+    tensor_names: tuple[str, ...]
+    """Gradients, in the order in which backward finds them."""
+    tensor_bytes: tuple[int, ...]
+    tensor_ready: tuple[float, ...]
+    """When each is there, as a part of a grain's time."""
+    crowding: dict[str, float]
+    """By how many processes compute side by side here: a grain's time / its time alone."""
+    local: NetworkFacts
+    """The link that workers of this machine use (shared memory where they can)."""
+    network: NetworkFacts
+    """The network collective between two workers of this machine."""
+    step_seconds: dict[str, float]
+    """Median seconds of whole steps, by how many real workers ran here."""
+    busy_cores: float
+    """What others kept busy meanwhile."""
+    buffer_bytes: int = 0
+    """Of float buffers (batch norm's), which workers merge after every step."""
+
+
+def write_measured(folder: Path, measured: MeasuredStep) -> None:
+    make_folder(folder)
+    content = {"format": FORMAT, **asdict(measured)}
+    write_atomically(folder / FILE, json.dumps(content, indent=1) + "\n")
+
+
+def read_measured(folder: Path) -> MeasuredStep:
+    """From the folder of an advice or a profile."""
+    file = folder / FILE
+    if not file.is_file():
+        raise UserError(
+            f"{folder} holds no measured step (there is no {FILE}); give a folder that "
+            "`samepath profile` or `samepath advise` wrote, or a recipe"
+        )
+    try:
+        content = read_object(file)
+        if content.pop("format") != FORMAT:
+            raise ValueError("another format")
+        found: MeasuredStep = read_as(MeasuredStep, content)
+        _check(found)
+        return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{file} cannot be read ({brief(why)}); measure again") from None
+
+
+def _check(found: MeasuredStep) -> None:
+    """Raise unless the numbers are such as a measurement gives."""
+    links = (found.local, found.network)
+    positive = [*found.step_seconds.values(), *found.crowding.values()]
+    positive += [time for times in found.grain_times.values() for time in times]
+    positive += [link.bytes_per_second for link in links]
+    if not all(0.0 < value < math.inf for value in positive):
+        raise ValueError("a time, a crowding or a link's speed is not above 0")
+    waits = (found.update_seconds, *(link.latency_seconds for link in links))
+    if not all(0.0 <= value < math.inf for value in waits):
+        raise ValueError("its update or a latency takes less than no time")
+    if not 1 <= found.grain_size <= found.batch_size <= MOST_EXAMPLES:
+        raise ValueError(f"no grain of {found.grain_size} in a batch of {found.batch_size}")
+    counts = [int(size) for size in (*found.grain_times, *found.crowding)]
+    if not found.grain_times or not all(found.grain_times.values()) or min(counts) < 1:
+        raise ValueError("its grain_times or crowding are not by numbers from 1 on")
+    ready, sizes = [0.0, *found.tensor_ready, 1.0], (*found.tensor_bytes, found.buffer_bytes)
+    if not len(sizes) - 1 == len(ready) - 2 > 0 or ready != sorted(ready) or min(sizes) < 0:
+        raise ValueError("its tensors are not in order")

@@ -1,0 +1,182 @@
+"""The explorer's server: what the page asks for, checked, and answered.
+
+In: HTTP requests that the guard let through. Out: JSON, PNG, and the page itself. Guaranteed: bad
+requests get one clear line and change nothing; nothing is served but the page's own files and what
+is computed here.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samepath.errors import UserError
+from samepath.web.explorer.exports import KINDS, export
+from samepath.web.explorer.state import Explorer, Rows
+from samepath.web.guard import Guard, static_folder
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+MAX_NOTE = 500
+MAX_EPS = 1_000_000
+MEDIA_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "csv": "text/csv; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
+    """The application, guarded."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    files = static_folder()
+
+    def file(request: Request) -> Response:
+        found = files.get(request.path_params.get("name", "index.html"))
+        if found is None:
+            raise HTTPException(404, "there is no such page")
+        return Response(found.content, media_type=found.kind)
+
+    async def about(request: Request) -> Response:
+        return JSONResponse(explorer.about())
+
+    async def points(request: Request) -> Response:
+        return Response(explorer.points(), media_type="application/octet-stream")
+
+    def image(request: Request) -> Response:
+        if explorer.folder.pictures is None:
+            raise HTTPException(404, "these examples have no images")
+        png = explorer.folder.pictures.png(_row(request, explorer))
+        return Response(png, media_type="image/png")
+
+    def neighbours(request: Request) -> Response:
+        return JSONResponse(explorer.neighbours(_row(request, explorer)))
+
+    def download(request: Request) -> Response:
+        kind = request.path_params["kind"]
+        if kind not in KINDS:
+            raise HTTPException(404, "there is no such export")
+        headers = {"content-disposition": f'attachment; filename="samepath-map.{kind}"'}
+        return Response(export(explorer, kind), media_type=MEDIA_TYPES[kind], headers=headers)
+
+    # What changes something runs in the one thread of the server: one edit after the other.
+
+    async def mark(request: Request) -> Response:
+        body = await _body(request)
+        note = None if body.get("note") is None else _note(body)
+        return JSONResponse(explorer.mark(_rows(body, explorer), _flag(body, "kept"), note))
+
+    async def note(request: Request) -> Response:
+        body = await _body(request)
+        return JSONResponse(explorer.note(_rows(body, explorer), _note(body)))
+
+    async def cluster(request: Request) -> Response:
+        body = await _body(request)
+        label, eps, min_samples = _setting(body, explorer)
+        use = _flag(body, "use")
+        edit = await run_in_threadpool(explorer.cluster, label, eps, min_samples)
+        return JSONResponse(explorer.use(edit) if use else explorer.changes(edit.rows, edit.after))
+
+    async def undo(request: Request) -> Response:
+        return JSONResponse(explorer.undo())
+
+    async def redo(request: Request) -> Response:
+        return JSONResponse(explorer.redo())
+
+    async def save(request: Request) -> Response:
+        return JSONResponse(explorer.save())
+
+    async def user_error(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 400)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": error.detail}, error.status_code)
+
+    app = Starlette(
+        routes=[
+            Route("/", file),
+            Route("/static/{name}", file),
+            Route("/api/about", about),
+            Route("/api/points", points),
+            Route("/api/image/{row}", image),
+            Route("/api/neighbours/{row}", neighbours),
+            Route("/api/export/{kind}", download),
+            Route("/api/mark", mark, methods=["POST"]),
+            Route("/api/note", note, methods=["POST"]),
+            Route("/api/cluster", cluster, methods=["POST"]),
+            Route("/api/undo", undo, methods=["POST"]),
+            Route("/api/redo", redo, methods=["POST"]),
+            Route("/api/save", save, methods=["POST"]),
+        ],
+        exception_handlers={UserError: user_error, HTTPException: http_error},
+    )
+    return Guard(app, token)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise UserError("the request is not JSON") from None
+    if not isinstance(body, dict):
+        raise UserError("the request is not a JSON object")
+    return body
+
+
+def _row(request: Request, explorer: Explorer) -> int:
+    from starlette.exceptions import HTTPException
+
+    text = request.path_params["row"]
+    if not (text.isascii() and text.isdecimal() and len(text) < 12):
+        raise HTTPException(404, "there is no such example")
+    if int(text) >= len(explorer.folder):
+        raise HTTPException(404, f"there are {len(explorer.folder)} examples, counted from 0")
+    return int(text)
+
+
+def _rows(body: dict[str, Any], explorer: Explorer) -> Rows:
+    rows, number = body.get("rows"), len(explorer.folder)
+    if not isinstance(rows, list) or not 0 < len(rows) <= number:
+        raise UserError(f"rows: give a list of 1 to {number} examples")
+    if not all(type(row) is int and 0 <= row < number for row in rows):
+        raise UserError(f"rows: examples are whole numbers from 0 to {number - 1}")
+    return np.unique(np.array(rows, dtype=np.int64))
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    if not isinstance(body.get(name), bool):
+        raise UserError(f"{name}: give true or false")
+    return bool(body[name])
+
+
+def _note(body: dict[str, Any]) -> str:
+    if not isinstance(body.get("note"), str):
+        raise UserError("note: give text")
+    note = " ".join(body["note"].split())
+    if len(note) > MAX_NOTE or any(unicodedata.category(c) in ("Cc", "Cs") for c in note):
+        raise UserError(f"note: give at most {MAX_NOTE} characters of plain text")
+    return note
+
+
+def _setting(body: dict[str, Any], explorer: Explorer) -> tuple[int, float, int]:
+    label, eps, min_samples = (body.get(name) for name in ("label", "eps", "min_samples"))
+    if type(label) is not int or not 0 <= label < len(explorer.tunings):
+        raise UserError(f"label: give a class from 0 to {len(explorer.tunings) - 1}")
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps <= MAX_EPS:
+        raise UserError(f"eps: give a number above 0, at most {MAX_EPS:,}")
+    most = explorer.tunings[label].max_min_samples
+    if type(min_samples) is not int or not 1 <= min_samples <= most:
+        raise UserError(f"min_samples: give a whole number from 1 to {most}")
+    return label, float(eps), min_samples
