@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from playwright.sync_api import Page
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from curation_folders import make_curation_folder
 from explorer_pages import OpenPage, lasso, numbers, place_of, serving, until
+from playwright.sync_api import Page
 
 from samepath.data.keep_list import read_keep_list
 

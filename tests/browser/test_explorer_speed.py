@@ -6,7 +6,6 @@ Other work on the machine can only make things slower: the best of a few tries c
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +13,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from playwright.sync_api import Page
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from curation_folders import make_curation_folder
 from explorer_pages import OpenPage, serving
+from playwright.sync_api import Page
 
 pytestmark = pytest.mark.alone
 LOAD_SECONDS = 3.0

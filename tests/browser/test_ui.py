@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-from playwright.sync_api import Browser, Page
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from explorer_pages import OpenPage, until
+from playwright.sync_api import Browser, Page
 from ui_folders import make_finding, make_run, metrics_lines, serving_ui
 
 from samepath.engine.state.folder_lock import lock_folder

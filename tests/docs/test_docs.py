@@ -14,7 +14,6 @@ from samepath.recipe import Recipe
 from samepath.strategies import BUILT_IN, find_strategy
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
 from write_insight_docs import render as render_advice  # noqa: E402
 from write_promise_docs import render as render_promise  # noqa: E402
 from write_readme import diff  # noqa: E402

@@ -6,10 +6,8 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 from elastic_runs import (
     GOES_ON,
     PATIENCE_SECONDS,

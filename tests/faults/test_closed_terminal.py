@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines, undisturbed
 
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.run.train import train
 from samepath.engine.state.checkpoint import list_checkpoints
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines, undisturbed
 
 LIMIT_SECONDS = 300
 EPOCHS = 60

@@ -6,21 +6,11 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from samepath.engine.elastic.ring import MEMORY
-from samepath.engine.run.options import Asked
-from samepath.engine.run.request import Request
-from samepath.engine.run.train import train
-from samepath.engine.state.checkpoint import list_checkpoints
-from samepath.errors import UserError, WorkerFailed
-
-sys.path.insert(0, str(Path(__file__).parent))
 from elastic_runs import (
     GOES_ON,
     Steps,
@@ -39,6 +29,13 @@ from elastic_runs import (
     until,
     workers_of,
 )
+
+from samepath.engine.elastic.ring import MEMORY
+from samepath.engine.run.options import Asked
+from samepath.engine.run.request import Request
+from samepath.engine.run.train import train
+from samepath.engine.state.checkpoint import list_checkpoints
+from samepath.errors import UserError, WorkerFailed
 
 LIMIT_SECONDS = 300
 EPOCHS = 6

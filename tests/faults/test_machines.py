@@ -10,14 +10,10 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from braked_runs import EPOCHS, RECIPE, Braked, Course, undisturbed
 from elastic_runs import lines
 

@@ -8,15 +8,11 @@ What is cut is cut silently, as by a switch that died: nobody is told that a con
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from braked_runs import Braked, listening, undisturbed
 from elastic_runs import lines
 

@@ -7,18 +7,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from samepath.engine.launch.reports import Interrupted
-from samepath.engine.run import train as training
-from samepath.engine.state.checkpoint import list_checkpoints
-from samepath.engine.state.run_folder import RunFolder
-
-sys.path.insert(0, str(Path(__file__).parent))
 from elastic_runs import (
     GOES_ON,
     children,
@@ -36,6 +28,11 @@ from elastic_runs import (
     until,
     workers_of,
 )
+
+from samepath.engine.launch.reports import Interrupted
+from samepath.engine.run import train as training
+from samepath.engine.state.checkpoint import list_checkpoints
+from samepath.engine.state.run_folder import RunFolder
 
 LIMIT_SECONDS = 300
 EPOCHS = 4

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from elastic_runs import RECIPE, lines, undisturbed
 
 from samepath.engine.elastic.rendezvous import Crew
 from samepath.engine.launch.machines import Machine
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
 from samepath.engine.state import metrics_log as engine_lines
-
-sys.path.insert(0, str(Path(__file__).parent))
-from elastic_runs import RECIPE, lines, undisturbed
 
 LIMIT_SECONDS = 300
 EPOCHS = 12

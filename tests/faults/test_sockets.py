@@ -9,15 +9,12 @@ import json
 import random
 import socket
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from braked_runs import EPOCHS, RECIPE, Braked, listening, undisturbed
 
 from samepath.engine.elastic.rendezvous import Crew, Meeting, Seat

@@ -8,18 +8,15 @@ bits with one grain per batch; those that cannot are refused by name before the 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-
-from samepath.engine.run.session import Link, start
-
-sys.path.insert(0, str(Path(__file__).parent))
 from constructs import BATCH, CONSTRUCTS, Construct, plain_loop, train
 from launches import Everything, Found, launch_at
+
+from samepath.engine.run.session import Link, start
 
 SETTINGS: list[tuple[int, Link]] = [(2, "auto"), (3, "auto"), (5, "auto"), (3, "network")]
 SAME = [c for c in CONSTRUCTS.values() if c.verdict == "same bits"]

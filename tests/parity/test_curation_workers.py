@@ -16,7 +16,7 @@ from samepath.curation.extractor import Extractor
 from samepath.curation.features import Extraction, extract, plan_extraction
 from samepath.recipe import find_recipe
 
-RECIPE = str(Path(__file__).parents[1] / "unit" / "curation_recipe.py")
+RECIPE = str(Path(__file__).parents[1] / "helpers" / "curation_recipe.py")
 
 NO_CLASSIFIER = """
 import torch

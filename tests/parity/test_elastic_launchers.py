@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from braked_runs import Braked, Course, undisturbed
 from elastic_runs import lines
 from launches import slurm_answers

@@ -7,7 +7,6 @@ waits for its turn; a thawed one goes on from there.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session, start
 from samepath.engine.step.settings import Pace
 from samepath.engine.step.trainer import Trainer
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 LAGS = (0, 1, 3)
 STEPS, FROZEN = 14, range(4, 9)

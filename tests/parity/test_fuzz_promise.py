@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from promise_fuzz import SEED, Crew, Spec, problems, specs
 
 from samepath.engine.run.session import Session, start
-
-sys.path.insert(0, str(Path(__file__).parent))
-from promise_fuzz import SEED, Crew, Spec, problems, specs
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from launches import slurm_answers
 
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
-
-sys.path.insert(0, str(Path(__file__).parent))
-from launches import slurm_answers
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "own_loop.py")

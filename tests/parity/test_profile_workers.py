@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_profile_timeline import check_trace
 
 from samepath.engine.comm.peers import Peers
 from samepath.engine.launch.launch import launch
@@ -35,9 +36,6 @@ from samepath.insight.profile.timeline import MAIN, nested, numbers
 from samepath.insight.profile.trace_file import chrome_trace
 from samepath.insight.profile.worker import gather, take_step
 from samepath.recipe import find_recipe
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from test_profile_timeline import check_trace
 
 pytestmark = pytest.mark.alone
 

@@ -6,17 +6,14 @@ One launch per worker count runs every case; each case is then a test of its own
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-import pytest
-
-from samepath.engine.run.session import Link, start
-
-sys.path.insert(0, str(Path(__file__).parent))
 import golden
+import pytest
 from cases import CASES, run
 from launches import Everything, launch_at
+
+from samepath.engine.run.session import Link, start
 
 SETTINGS: list[tuple[int, Link]] = [
     (1, "auto"),

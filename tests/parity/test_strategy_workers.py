@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launches import Everything, Found, launch_at
 
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import Run
@@ -24,9 +25,6 @@ from samepath.engine.state.progress import Silent
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step.settings import StepResult
 from samepath.recipe import find_recipe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from launches import Everything, Found, launch_at
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 SEED = 7

@@ -9,7 +9,6 @@ ahead, and gradients that wait for their turn. One launch per worker count runs 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,16 +17,14 @@ from typing import Any
 
 import pytest
 import torch
+from cases import CASES, Case, made, vectors
+from launches import Everything, launch_at
 from torch import Tensor, nn
 
 from samepath.engine.run.session import Link, Session, start
 from samepath.engine.step.balance import EVERY, FIRST, Speeds, Told
 from samepath.engine.step.settings import Pace
 from samepath.plan import assign
-
-sys.path.insert(0, str(Path(__file__).parent))
-from cases import CASES, Case, made, vectors
-from launches import Everything, launch_at
 
 SETTINGS: list[tuple[int, Link]] = [(1, "auto"), (2, "network"), (3, "auto")]
 TURN = FIRST + EVERY

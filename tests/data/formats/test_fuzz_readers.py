@@ -1,0 +1,565 @@
+"""Whatever is in a file that we read: it loads, or ends in one line of ours; no crash, no hang.
+
+One registry of readers. Each has a small valid file, which is truncated, flipped, spliced, has its
+numbers and JSON values replaced by hostile ones, or gives way to random bytes. While a reader works
+it may take two gigabytes of address space more than before, and ten seconds.
+
+More than CI does: SAMEPATH_FUZZ=5000 SAMEPATH_FUZZ_SEED=7 pytest path/to/this/file
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import tarfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from curation_folders import make_curation_folder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as hypothesis_seed
+from hypothesis import strategies as st
+from little_room import little_room
+from measured_steps import LINK, made
+from torch import nn
+from ui_folders import make_finding, make_run
+
+from samepath.curation.cache import read_arrays, write_arrays
+from samepath.curation.extractor import load_from
+from samepath.curation.folder import CurationFolder
+from samepath.data import download
+from samepath.data.examples import examples_identity
+from samepath.data.fingerprint import fingerprint
+from samepath.data.formats import cifar10
+from samepath.data.formats.batch_pickle import unpickle
+from samepath.data.formats.cube_folder import open_cubes
+from samepath.data.formats.cutting import CubeSettings
+from samepath.data.formats.images import simpleitk
+from samepath.data.formats.luna16 import luna_job, luna_settings
+from samepath.data.formats.make_cubes import make_cubes
+from samepath.data.formats.volumes import load_volumes
+from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
+from samepath.data.keep_match import refuse_other_data
+from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.state import checkpoint
+from samepath.engine.state.reopen import look_at
+from samepath.engine.state.run_code import needs_code_to_draw
+from samepath.engine.state.state import State
+from samepath.engine.state.weights import load_weights, weights_of, write_weights
+from samepath.errors import CheckpointDamaged, UserError
+from samepath.report.findings import finding_sections
+from samepath.report.noise import noise_lines
+from samepath.study.results import ClockFacts, read_clock
+from samepath.timing.measured import read_measured, write_measured
+from samepath.web.dashboard.board import Board
+from samepath.web.explorer.state import Explorer
+
+EXAMPLES = int(os.environ.get("SAMEPATH_FUZZ", "40"))
+SEED = os.environ.get("SAMEPATH_FUZZ_SEED")
+
+Files = Callable[[Path], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A way into samepath for a file."""
+
+    file: str
+    """Is damaged, in a folder of its own."""
+    make: Files
+    """Writes all files that are needed into that folder."""
+    read: Files
+    raises: type[Exception] = UserError
+    opens: bool = True
+    """False: bytes come to it, and the file is opened here."""
+    seal: Callable[[Path, bytes], bytes] = lambda folder, content: content
+    """Mends checksums after the damage: whoever is hostile can do that too."""
+
+
+# ---- what is read
+
+
+def volumes_of(name: str, write: Callable[[Path], None]) -> Reader:
+    return Reader(file=name, make=lambda f: write(f / name), read=lambda f: load_volumes(f / name))
+
+
+def cubes(number: int = 3) -> Any:
+    return np.random.default_rng(0).integers(0, 255, (number, 4, 4, 4)).astype(np.uint8)
+
+
+def npz(path: Path) -> None:
+    np.savez(path, volume=cubes(), label=np.arange(3), patient=np.array(["a", "b", "b"]))
+
+
+def small_npz(path: Path) -> None:
+    np.savez_compressed(path, train_images=cubes(), val_images=cubes(2), train_labels=np.ones(3))
+
+
+def scan(folder: Path, name: str, packed: bool = False) -> None:
+    sitk = simpleitk()
+    voxels = np.random.default_rng(0).integers(-1000, 400, (6, 5, 4)).astype(np.int16)
+    image = sitk.GetImageFromArray(voxels)
+    image.SetSpacing((1.5, 1.0, 2.0))
+    sitk.WriteImage(image, str(folder / name), useCompression=packed)
+
+
+def luna(packed: bool) -> Files:
+    def write(folder: Path) -> None:
+        scan(folder, "a.mhd", packed)
+        (folder / "annotations.csv").write_text(
+            "seriesuid,coordX,coordY,coordZ,diameter_mm\na,2.5,1.0,4.0,9.5\na,1,1e0,2,3\n"
+        )
+
+    return write
+
+
+def cut(folder: Path) -> None:
+    list(luna_job(folder).results(luna_settings(CubeSettings(side=4))))
+
+
+def nifti(name: str) -> Files:
+    def write(folder: Path) -> None:
+        sitk = simpleitk()
+        image = sitk.GetImageFromArray(cubes()[0].astype(np.float32) / 255)
+        sitk.WriteImage(image, str(folder / name))
+        (folder / "facts.csv").write_text(f"file,group,age,note\n{name},p1,61,of the left\n")
+
+    return write
+
+
+def cube_folder(folder: Path) -> None:
+    np.savez(folder / "a.npz", volume=cubes(), label=np.arange(3), word=np.array(["a", "b", "cc"]))
+    made_of, out = folder / "a.npz", folder / "cubes"
+    make_cubes(made_of, out, CubeSettings(side=4))
+
+
+def sealed_voxels(folder: Path, content: bytes) -> bytes:
+    about = json.loads((folder / "cubes" / "cubes.json").read_text())
+    about["sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / "cubes" / "cubes.json").write_text(json.dumps(about))
+    return content
+
+
+KEPT = KeepList(
+    labels=np.array([0, 1, 1]),
+    positions=np.array([[0.5, 1], [2, 3], [4, 5]], np.float32),
+    clusters=np.array([0, -1, 0]),
+    kept=np.array([True, False, True]),
+    reasons=["", "noise", ""],
+    notes=["", "odd, that", ""],
+)
+EXAMPLES_OF_KEPT = (torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+
+
+def keep(folder: Path) -> None:
+    write_keep_list(folder / "keep.csv", KEPT)
+    about = {"recipe": "digits", "data": None, "identity": "digits"}
+    about["examples_identity"] = examples_identity(EXAMPLES_OF_KEPT)
+    (folder / "curation.json").write_text(json.dumps(about))
+
+
+def match(folder: Path) -> None:
+    refuse_other_data(
+        KEPT,
+        folder / "keep.csv",
+        recipe="digits",
+        data=EXAMPLES_OF_KEPT,
+        facts={},
+        collate=None,
+        origin={"identity": "digits"},
+    )
+
+
+ORIGIN = {"identity": "digits", "data_identity": ""}
+
+
+def curation_cache(folder: Path) -> None:
+    (folder / "cache").mkdir()
+    about = {**ORIGIN, "recipe": "digits", "wrote": ["ab"]}
+    (folder / "cache" / "origin.json").write_text(json.dumps(about))
+
+
+def explored(folder: Path) -> None:
+    make_curation_folder(folder / "c", 20, num_classes=2)
+    digest = hashlib.sha256((folder / "c" / "keep.csv").read_bytes()).hexdigest()
+    edit = {"edit": "drop 1", "rows": [3], "kept": [False], "reasons": ["x"], "clusters": [0]}
+    lines = [
+        {"format": 1, "keep": "keep.csv", "sha256": digest},
+        {**edit, "notes": [""], "setting": [0, 1.5, 5]},
+        {"undo": 1},
+        {"redo": 1},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "c" / "keep.csv.edits").write_text(text)
+
+
+def explore(folder: Path) -> None:
+    explorer = Explorer(folder / "c", read_only=True)
+    json.dumps(explorer.about())
+    explorer.points()
+    if explorer.folder.pictures is not None:
+        explorer.folder.pictures.png(0)
+
+
+def in_explorer(name: str) -> Reader:
+    return Reader(file=f"c/{name}", make=explored, read=explore)
+
+
+def weights(folder: Path) -> None:
+    write_weights(folder, 1, weights_of(nn.Linear(2, 2)))
+
+
+def a_run(folder: Path) -> None:
+    make_run(folder / "run", 20)
+    make_finding(
+        folder / "run" / "insight", "curvature", time=1.5, runs=[{"path": str(folder / "run")}]
+    )
+    make_finding(folder / "advice", "advice", time=1.5, workers=[1, 2], verdict="x")
+    (folder / "study").mkdir()
+    study = {"kind": "race", "recipe": "digits", "strategies": ["a"], "runs": [{"path": "x"}]}
+    (folder / "study" / "study.json").write_text(json.dumps(study))
+
+
+def shown(folder: Path) -> None:
+    """What `samepath show` and `samepath tensorboard` read."""
+    run = look_at(folder / "run")
+    needs_code_to_draw(run.record)
+    run.losses_by_epoch()
+    noise_lines(run.folder.read_metrics())
+
+
+def events(folder: Path) -> None:
+    EventWriter(folder / "run", folder / "events").close()
+
+
+def on_board(folder: Path) -> None:
+    board = Board(folder)
+    things = board.overview()["things"]
+    json.dumps([board.thing(thing["id"]) for thing in things])
+    json.dumps(board.runs([thing["id"] for thing in things if thing["kind"] == "run"]))
+
+
+def read_clock_file(folder: Path) -> None:
+    from samepath.data.limits import read_object
+
+    try:
+        read_clock(read_object(folder / "clock.json"))
+    except (OSError, KeyError, TypeError) as error:  # as `study.race` takes it
+        raise ValueError(str(error)) from None
+
+
+CLOCK = ClockFacts(
+    network=LINK,
+    local=LINK,
+    gradient_bytes=100,
+    serial_seconds=0.1,
+    grain_seconds={"4": 0.1},
+    measured_step_seconds={"64x2": 0.2},
+    threads=1,
+    machine="x",
+    grain_size=4,
+    grain_fixed=False,
+    busy_cores=0.0,
+)
+
+
+def a_checkpoint(folder: Path) -> None:
+    tensors = {"w": torch.ones(2, 3), "n": torch.tensor(3), "h": torch.ones(2).bfloat16()}
+    structure = {"step": 7, "model": {"w": {"tensor": "w"}}, "numbers": [0.1, None]}
+    checkpoint.save(folder, State(tensors, structure), {"epoch_loss": 0.25})
+
+
+def sealed_json(folder: Path, content: bytes) -> bytes:
+    """The second line of checkpoint.json under the checksum it now has."""
+    _, _, text = content.partition(b"\n")
+    digest = hashlib.sha256(text.rstrip(b"\n")).hexdigest()
+    return json.dumps({"checksum": digest}).encode() + b"\n" + text
+
+
+def batch(folder: Path) -> None:
+    content = np.zeros((FEW, cifar10.RECORD), np.uint8)
+    for name in (*cifar10.BATCHES, cifar10.TEST):
+        content.tofile(folder / f"{name}.bin")
+    (folder / "batches.meta.txt").write_text("\n".join(cifar10.CLASS_NAMES) + "\n\n")
+
+
+FEW = 2
+
+
+def pickled(folder: Path) -> None:
+    content = {b"data": cubes(2), b"labels": [1, 2], b"filenames": ["a", "b"]}
+    (folder / "a").write_bytes(pickle.dumps(content, 3))
+
+
+ARCHIVE = download.Archive(
+    url="https://x", num_bytes=1, md5="", folder="f", files=("a",), most_unpacked=1 << 20
+)
+
+
+def packed(folder: Path) -> None:
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for name in ("f/a", "f/b/c"):
+            member = tarfile.TarInfo(name)
+            member.size = 5
+            archive.addfile(member, io.BytesIO(b"hello"))
+    (folder / "a.tar.gz").write_bytes(gzip.compress((folder / "a.tar").read_bytes(), mtime=0))
+
+
+def unpack(folder: Path) -> None:
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    (folder / "out").mkdir()
+    try:
+        with (folder / "a.tar.gz").open("rb") as file:
+            download._unpack(ARCHIVE, file, folder / "out" / "f")
+    except OSError as error:  # as `download` takes it: the names in it cannot be written
+        raise download.DownloadFailed(str(error)) from error
+    finally:
+        assert {p.name for p in folder.iterdir()} == {"a.tar", "a.tar.gz", "out"}
+
+
+def pack_and_unpack(folder: Path) -> None:
+    (folder / "a.tar.gz").write_bytes(gzip.compress((folder / "a.tar").read_bytes(), 1, mtime=0))
+    unpack(folder)
+
+
+READERS = {
+    "npz": volumes_of("a.npz", npz),
+    "npz packed": volumes_of("a.npz", small_npz),
+    "npy": volumes_of("a.npy", lambda path: np.save(path, cubes())),
+    "mhd": Reader(file="a.mhd", make=luna(False), read=cut),
+    "raw": Reader(file="a.raw", make=luna(False), read=cut),
+    "zraw": Reader(file="a.zraw", make=luna(True), read=cut),
+    "annotations": Reader(file="annotations.csv", make=luna(False), read=cut),
+    "nii": Reader(file="a.nii", make=nifti("a.nii"), read=load_volumes),
+    "nii.gz": Reader(file="a.nii.gz", make=nifti("a.nii.gz"), read=load_volumes),
+    "facts": Reader(file="facts.csv", make=nifti("a.nii"), read=load_volumes),
+    "cubes.json": Reader(
+        file="cubes/cubes.json", make=cube_folder, read=lambda f: open_cubes(f / "cubes")
+    ),
+    "cubes.npy": Reader(
+        file="cubes/cubes.npy",
+        make=cube_folder,
+        read=lambda f: open_cubes(f / "cubes"),
+        seal=sealed_voxels,
+    ),
+    "fingerprint": Reader(file="keep.csv", make=keep, read=fingerprint),
+    "keep-list": Reader(file="keep.csv", make=keep, read=lambda f: read_keep_list(f / "keep.csv")),
+    "beside keep-list": Reader(file="curation.json", make=keep, read=match),
+    "origin": Reader(
+        file="cache/origin.json",
+        make=curation_cache,
+        read=lambda f: CurationFolder(f).refuse(ORIGIN),
+    ),
+    "curation.json": in_explorer("curation.json"),
+    "map": in_explorer("map.safetensors"),
+    "features": in_explorer("features.safetensors"),
+    "images": in_explorer("images.safetensors"),
+    "edits": in_explorer("keep.csv.edits"),
+    "stage": Reader(
+        file="a.safetensors",
+        make=lambda f: write_arrays(f / "a.safetensors", {"a": cubes(), "b": np.ones(3)}),
+        read=lambda f: read_arrays(f / "a.safetensors"),
+        raises=ValueError,
+    ),
+    "weights given": Reader(
+        file="epoch-00001.safetensors",
+        make=weights,
+        read=lambda f: load_from(f / "epoch-00001.safetensors", None, nn.Linear(2, 2)),  # type: ignore[arg-type]
+    ),
+    "weights kept": Reader(
+        file="epoch-00001.safetensors",
+        make=weights,
+        read=lambda f: load_weights(f / "epoch-00001.safetensors", nn.Linear(2, 2)),
+        raises=CheckpointDamaged,
+    ),
+    "checkpoint.json": Reader(
+        file="step-00000007/checkpoint.json",
+        make=a_checkpoint,
+        read=lambda f: checkpoint.load(f / "step-00000007"),
+        raises=CheckpointDamaged,
+        seal=sealed_json,
+    ),
+    "state": Reader(
+        file="step-00000007/state.safetensors",
+        make=a_checkpoint,
+        read=lambda f: checkpoint.load(f / "step-00000007"),
+        raises=CheckpointDamaged,
+    ),
+    "run.json": Reader(file="run/run.json", make=a_run, read=shown),
+    "metrics": Reader(file="run/metrics.jsonl", make=a_run, read=shown),
+    "run.json as events": Reader(file="run/run.json", make=a_run, read=events),
+    "metrics as events": Reader(file="run/metrics.jsonl", make=a_run, read=events),
+    "run.json on the page": Reader(file="run/run.json", make=a_run, read=on_board),
+    "metrics on the page": Reader(file="run/metrics.jsonl", make=a_run, read=on_board),
+    "study on the page": Reader(file="study/study.json", make=a_run, read=on_board),
+    "finding on the page": Reader(file="advice/advice.json", make=a_run, read=on_board),
+    "finding of a run": Reader(
+        file="run/insight/curvature.json",
+        make=a_run,
+        read=lambda f: finding_sections(f / "run", "digits"),
+    ),
+    "measured": Reader(
+        file="measured.json", make=lambda f: write_measured(f, made()), read=read_measured
+    ),
+    "clock": Reader(
+        file="clock.json",
+        make=lambda f: (f / "clock.json").write_text(json.dumps(asdict(CLOCK))),
+        read=read_clock_file,
+        raises=ValueError,
+    ),
+    "cifar10 binary": Reader(file="data_batch_2.bin", make=batch, read=cifar10.load_cifar10),
+    "cifar10 names": Reader(file="batches.meta.txt", make=batch, read=cifar10.load_cifar10),
+    "cifar10 pickle": Reader(
+        file="a",
+        make=pickled,
+        read=lambda f: unpickle((f / "a").read_bytes(), "a"),
+        opens=False,
+    ),
+    "tar.gz": Reader(
+        file="a.tar.gz",
+        make=packed,
+        read=unpack,
+        raises=download.DownloadFailed,
+        opens=False,
+    ),
+    "tar": Reader(
+        file="a.tar",
+        make=packed,
+        read=pack_and_unpack,
+        raises=download.DownloadFailed,
+        opens=False,
+    ),
+}
+
+
+# ---- what is done to it
+
+HOSTILE = [
+    b"", b"\0", b"\xff" * 8, b"\0" * 8, b"\xff\xff\xff\x7f", b"\n", b"\r\n", b'"', b"'", b",", b"=",
+    b"-1", b"0", b"1e999", b"NaN", b"-Infinity", b"9" * 25, b"9" * 5000, b"[" * 3000, b"(" * 300,
+    b"{", b"}", b"null", b"true", b"\xc3\x28", b"\xef\xbb\xbf", b"../../etc/passwd", b"/dev/zero",
+    b"1000000 1000000 1", b"|O", b"<U999999999", b"(999999999999,)", b"LIST", b"a" * 300_000,
+]  # fmt: skip
+VALUES: list[Any] = [
+    None, True, -1, 0, 1.5, 10**30, 10**400, -(10**400), 1e308, "", "x", "nan", "x" * 5000, "a\nb",
+    [], {}, [[]], [None], {"a": 1}, [1] * 50, "\ud800", float("nan"), float("inf"),
+]  # fmt: skip
+
+Change = tuple[str, float, int, int]
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["cut", "flip", "put", "put over", "splice", "value", "value", "random"]),
+        st.floats(0, 1),
+        st.integers(0, 2**31 - 1),
+        st.integers(1, 64),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def changed(content: bytes, change: Change) -> bytes:
+    """One kind of damage; a part of the file, a choice and a length say which."""
+    kind, part, choice, length = change
+    place = round(part * len(content))
+    hostile = HOSTILE[choice % len(HOSTILE)]
+    if kind == "cut":
+        return content[:place]
+    if kind == "flip":
+        flipped = bytes(byte ^ (1 << choice % 8) for byte in content[place : place + 1])
+        return content[:place] + flipped + content[place + 1 :]
+    if kind == "put":
+        return content[:place] + hostile + content[place:]
+    if kind == "put over":
+        return content[:place] + hostile + content[place + len(hostile) :]
+    if kind == "splice":
+        other = choice % (len(content) + 1)
+        return content[:place] + content[other : other + length] + content[place + length :]
+    if kind == "value":
+        return with_value(content, part, VALUES[choice % len(VALUES)])
+    return content[:place] + random.Random(choice).randbytes(length) + content[place + length :]
+
+
+def with_value(content: bytes, part: float, value: Any) -> bytes:
+    """One value of a JSON file, or of one line of it, replaced."""
+    lines = content.split(b"\n")
+    whole = [content] if len(lines) > 1 and lines[0].strip() in (b"{", b"[") else lines
+    number = min(int(part * len(whole)), len(whole) - 1)
+    try:
+        found = json.loads(whole[number])
+    except (ValueError, RecursionError):
+        return content
+    places = list(places_in({"": found}))
+    holder, name = places[round(part * 1e6) % len(places)]
+    if not isinstance(found, (dict, list)) or name == "":
+        found = value
+    else:
+        holder[name] = value
+    whole[number] = json.dumps(found).encode()
+    return b"\n".join(whole)
+
+
+def places_in(holder: Any) -> Iterator[tuple[Any, Any]]:
+    for name in list(holder) if isinstance(holder, dict) else range(len(holder)):
+        yield holder, name
+        if isinstance(holder[name], (dict, list)):
+            yield from places_in(holder[name])
+
+
+# ---- what must come of it
+
+
+@pytest.fixture(autouse=True)
+def a_few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cifar10, "NUM_IMAGES", FEW)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_it_loads_or_ends_in_one_line(name: str, tmp_path: Path) -> None:
+    reader = READERS[name]
+    reader.make(tmp_path)
+    file = tmp_path / reader.file
+    valid = file.read_bytes()
+    beside = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    reader.read(tmp_path)  # what is not damaged is read
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=SEED is None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(CHANGES)
+    def attempt(changes: list[Change]) -> None:
+        content = valid
+        for change in changes:
+            content = changed(content, change)
+        for path, before in beside.items():
+            if path != file and path.read_bytes() != before:
+                path.write_bytes(before)
+        file.write_bytes(reader.seal(tmp_path, content))
+        with little_room(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                reader.read(tmp_path)
+                return
+            except reader.raises as error:
+                said = str(error)
+        assert said, "it says why"
+        assert "\n" not in said, said
+        assert len(said) < 2000, said[:2000]
+
+    (attempt if SEED is None else hypothesis_seed(int(SEED))(attempt))()

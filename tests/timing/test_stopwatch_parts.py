@@ -1,0 +1,232 @@
+"""What is timed, and what is made of the times: arithmetic only, no worker is started."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measured_steps import made
+
+from samepath.engine.run.options import Asked, Options, resolve
+from samepath.errors import UserError
+from samepath.recipe import find_recipe
+from samepath.timing.links import Sample, link_of
+from samepath.timing.measured import read_measured, write_measured
+from samepath.timing.step_times import Kind
+from samepath.timing.stopwatch import (
+    assemble,
+    doubts,
+    measure_step,
+    side_by_side_counts,
+    sizes_to_time,
+    turns_for,
+    workload_from,
+)
+from samepath.timing.stopwatch_found import Launched, read_turns
+from samepath.timing.stopwatch_worker import Job, Steps, Turn, _plan
+
+
+def options_of() -> Options:
+    return resolve(find_recipe("digits"), Asked())
+
+
+def samples(latency: float, bandwidth: float) -> list[Sample]:
+    sizes = [1 << power for power in (14, 18, 22)]
+    times = [2 * latency + size / bandwidth for size in sizes]
+    return [Sample(2, size, t, 0.25 * t) for size, t in zip(sizes, times, strict=True)]
+
+
+# ---- what is timed
+
+
+def test_workers_are_started_in_doubling_numbers_up_to_the_cores() -> None:
+    counts = {n: side_by_side_counts(n) for n in (1, 2, 3, 6, 8, 64)}
+    assert counts == {1: [1], 2: [2], 3: [2, 3], 6: [2, 4, 6], 8: [2, 4, 8], 64: [2, 4, 8, 16]}
+
+
+def test_grain_sizes_go_to_the_batch_unless_batch_norm_fixes_them() -> None:
+    options = replace(options_of(), batch_size=48, grain_size=12)
+    assert sizes_to_time(options, fixed=True) == [12]
+    assert sizes_to_time(options, fixed=False) == [1, 2, 4, 8, 12, 24, 48]
+
+
+def test_turns() -> None:
+    options = replace(options_of(), batch_size=32, grain_size=8, num_examples=100)
+    assert turns_for(options, 2, [4, 8, 32], fixed=False) == (
+        Turn("alone", Kind(32, 8)),
+        Turn("alone", Kind(16, 4)),
+        Turn("alone", Kind(96, 32)),  # there are not 128 examples
+        Turn("ready", Kind(32, 8)),
+        Turn("beside", Kind(32, 8)),
+        Turn("together", Kind(32, 8)),
+    )
+    one_grain = replace(options, batch_size=8)
+    assert turns_for(one_grain, 2, [8], fixed=True) == (
+        Turn("alone", Kind(8, 8)),
+        Turn("alone", Kind(32, 8)),  # a grain's time needs another grain before it
+        Turn("ready", Kind(32, 8)),
+        Turn("beside", Kind(32, 8)),  # two workers cannot share one grain
+    )
+    assert turns_for(one_grain, 2, [8], fixed=False)[-1] == Turn("together", Kind(8, 4))
+    assert [turn.how for turn in turns_for(options, 1, [8], fixed=True)] == ["alone", "ready"]
+
+
+def job(*turns: Turn, seconds: float) -> Job:
+    return Job(
+        options=options_of(),
+        turns=turns,
+        seconds=seconds,
+        asked_seconds=2 * seconds,
+        reductions=0,
+        folder=Path(),
+    )
+
+
+def test_rounds_fill_the_seconds() -> None:
+    own, other = Turn("alone", Kind(256, 32)), Turn("alone", Kind(64, 16))
+    rounds, counts = _plan([0.1, 0.01], job(own, other, seconds=12.0))
+    assert rounds == 8
+    assert counts == [10, 50]  # a second of the recipe's own size, half a one of the other
+    assert _plan([1e-6, 1e-6], job(own, other, seconds=12.0)) == (8, [1000, 1000])
+    assert _plan([5.0, 1.0], job(own, other, seconds=12.0)) == (2, [1, 2])
+
+
+def test_what_is_too_slow_says_how_many_seconds_it_needs() -> None:
+    own = Turn("alone", Kind(256, 32))
+    with pytest.raises(UserError) as raised:
+        _plan([20.0], job(own, seconds=12.0))
+    assert str(raised.value) == (
+        "digits is too slow to be timed in 24 s: one step of each kind takes 20.0 s here; "
+        "give --seconds 80"
+    )
+    enough = replace(job(own, seconds=12.0), seconds=40.0, asked_seconds=80.0)
+    assert _plan([20.0], enough)[0] == 2
+
+
+def test_too_few_seconds_are_refused_before_anything_starts() -> None:
+    with pytest.raises(UserError, match=r"--seconds 0\.5: give at least 2"):
+        measure_step(options_of(), seconds=0.5, tell=lambda _: None)
+
+
+# ---- what is found
+
+
+def launched(turns: dict[Turn, list[list[Steps]]], tmp_path: Path) -> Launched:
+    """Through the files that workers write."""
+    for worker in range(2):
+        links = {"shared": True, "local": samples(1e-4, 1e9), "network": samples(1e-3, 1e8)}
+        content = {
+            "turns": [found[worker] for found in turns.values()],
+            "ready": {"a.weight": [0.8, 0.7, 0.9], "b.weight": [0.5]},
+            "others": 0.25,
+            "device": "cpu",
+            "links": links,
+        }
+        (tmp_path / f"worker-{worker}.json").write_text(json.dumps(content))
+    return read_turns(tmp_path, list(turns), 2)
+
+
+def test_a_step_is_put_together(tmp_path: Path) -> None:
+    grain = 32
+    alone, other = Turn("alone", Kind(256, grain)), Turn("alone", Kind(64, 16))
+    beside, together = Turn("beside", Kind(128, grain)), Turn("together", Kind(256, grain))
+
+    def steps(first: float, grains: float, number: int) -> Steps:
+        """A step whose grains take so long, and the first and the update `first`."""
+        return Steps([first + grains * (number - 1)], [[grains] * (number - 1)])
+
+    idle = [Steps([], []), Steps([], [])]
+    found = launched(
+        {
+            alone: [[steps(0.15, 0.1, 8), steps(0.35, 0.3, 8)], idle],  # the machine became slow
+            other: [[steps(0.04, 0.03, 4), steps(0.04, 0.03, 4)], idle],
+            beside: [
+                [steps(0.2, 0.12, 4), steps(0.5, 0.36, 4)],
+                [steps(0.2, 0.14, 4), steps(0.5, 0.42, 4)],
+            ],
+            together: [[steps(0.1, 0.1, 4), steps(0.1, 0.12, 4)]] * 2,
+        },
+        tmp_path,
+    )
+    assert found.grain_times() == {"16": (0.03,) * 6, "32": pytest.approx((0.1,) * 7 + (0.3,) * 7)}
+    assert found.update_seconds(grain) == pytest.approx(0.05)
+    assert found.crowding(grain) == pytest.approx(1.3)  # in both rounds, though times tripled
+    assert found.step_seconds(256, 2) == pytest.approx(0.43)
+    assert found.step_seconds(512, 2) is None
+    measured = assemble(options_of(), {2: found}, found)
+    assert measured.crowding == {"2": pytest.approx(1.3)}
+    assert measured.step_seconds == {"1": pytest.approx(1.65), "2": pytest.approx(0.43)}
+    assert measured.grain_fixed
+    assert sum(measured.tensor_bytes) == 233_896
+    assert measured.local.bytes_per_second == pytest.approx(1e9)
+    assert measured.local.cores_taken == 1.0  # workers add by themselves
+    assert measured.network.latency_seconds == pytest.approx(1e-3)
+    assert measured.network.cores_taken == pytest.approx(0.25)
+    assert measured.busy_cores == 0.25
+
+
+def test_gradients_in_the_order_they_come(tmp_path: Path) -> None:
+    from torch import nn
+
+    model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(3, 1)})
+    model["b"].bias.requires_grad_(False)
+    found = launched({}, tmp_path).tensors(model)
+    assert found == {
+        "tensor_names": ("b.weight", "a.weight", "a.bias"),  # a.bias: in no grain
+        "tensor_bytes": (12, 8, 4),
+        "tensor_ready": (0.5, pytest.approx(0.8), 1.0),
+    }
+
+
+def test_a_measured_step_is_read_as_it_was_written(tmp_path: Path) -> None:
+    link = link_of(samples(1e-4, 1e9), "x")
+    write_measured(tmp_path, made(local=link))
+    assert read_measured(tmp_path) == made(local=link)
+    content = json.loads((tmp_path / "measured.json").read_text())
+    del content["local"]["cores_taken"]  # an older one
+    (tmp_path / "measured.json").write_text(json.dumps(content))
+    assert read_measured(tmp_path).local.cores_taken == 0.0
+    del content["machine"]
+    (tmp_path / "measured.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"measured.json cannot be read .*; measure again"):
+        read_measured(tmp_path)
+
+
+def test_doubts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    many = {"4": (0.010,) * 50}
+    assert doubts(made(grain_times=many)) == []
+    (few,) = doubts(made())
+    assert few.startswith("only 9 grains were timed")
+    (fast,) = doubts(made(grain_times={"4": (1e-4,) * 3000}))
+    assert fast.startswith("a grain of made up takes 100 us, too little to be timed well: 3,000")
+    (busy,) = doubts(made(grain_times=many, busy_cores=0.4))
+    assert busy.startswith("others kept 0.4 cores busy")
+    assert doubts(made(grain_times=many, busy_cores=0.4, crowding={})) == []  # one core is enough
+
+
+# ---- what is simulated
+
+
+def test_a_workload_is_what_was_measured() -> None:
+    workload = workload_from(made())
+    assert workload.grain_seconds == {1: 0.005, 2: 0.006, 4: 0.010}
+    assert workload.crowding == {2: 1.25}
+    assert (workload.batch_size, workload.grain_size) == (8, 4)
+    assert len(workload.spread.factors) == 9  # too few of size 4 to stand alone
+    many = made(grain_times={"2": (0.1, 0.9), "4": (0.009, 0.010, 0.012) * 20})
+    factors = sorted(set(workload_from(many).spread.factors))
+    assert factors == pytest.approx([0.9, 1.0, 1.2])
+
+
+def test_another_batch_or_grain() -> None:
+    assert workload_from(made(), batch_size=2).grain_size == 2
+    assert workload_from(made(), batch_size=64, grain_size=2).grain_size == 2
+    fixed = made(grain_fixed=True)
+    assert workload_from(fixed, grain_size=4).grain_size == 4
+    with pytest.raises(UserError, match=r"normalises over a grain .* again with --grain 2"):
+        workload_from(fixed, grain_size=2)
+    with pytest.raises(UserError, match="a batch of 0 in grains of None: both are at least 1"):
+        workload_from(made(), batch_size=0)

@@ -1,0 +1,231 @@
+"""Edits of a keep-list: undo, redo, and what a crash leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from curation_folders import make_curation_folder
+
+from samepath.data.keep_list import read_keep_list
+from samepath.errors import UserError
+from samepath.web.explorer.state import Explorer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_curation_folder(tmp_path / "curated", 300)
+
+
+def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(numbers, dtype=np.int64)
+
+
+def kept_row(explorer: Explorer, number: int = 0) -> int:
+    return int(np.flatnonzero(explorer.edits.columns.kept)[number])
+
+
+def dropped_row(explorer: Explorer) -> int:
+    return int(np.flatnonzero(~explorer.edits.columns.kept)[0])
+
+
+def look(explorer: Explorer) -> list[list[object]]:
+    return [column.tolist() for column in explorer.edits.columns]
+
+
+def test_marks_have_reasons_and_can_be_undone(folder: Path) -> None:
+    explorer = Explorer(folder)
+    before = look(explorer)
+    kept, dropped = kept_row(explorer), dropped_row(explorer)
+    answer = explorer.mark(rows(kept), False, "blurred")
+    assert answer["undo"] == f"drop example {kept}"
+    assert explorer.edits.columns.reasons[kept] == "dropped by hand"
+    assert explorer.edits.columns.notes[kept] == "blurred"
+    explorer.mark(rows(dropped), True)
+    assert explorer.edits.columns.reasons[dropped] == "kept by hand"
+    after = look(explorer)
+    explorer.undo()
+    explorer.undo()
+    assert look(explorer) == before
+    assert explorer.edits.is_saved
+    with pytest.raises(UserError, match="nothing to undo"):
+        explorer.undo()
+    explorer.redo()
+    explorer.redo()
+    assert look(explorer) == after
+    with pytest.raises(UserError, match="nothing to do again"):
+        explorer.redo()
+
+
+def test_what_is_so_already_is_no_edit(folder: Path) -> None:
+    explorer = Explorer(folder)
+    with pytest.raises(UserError, match="already kept"):
+        explorer.mark(rows(kept_row(explorer)), True)
+    assert not explorer.edits.journal.exists()
+    both = explorer.mark(np.sort(rows(kept_row(explorer), dropped_row(explorer))), True)
+    assert both["rows"] == [dropped_row_of(both)]
+
+
+def dropped_row_of(answer: dict[str, list[int]]) -> int:
+    assert len(answer["rows"]) == 1
+    return answer["rows"][0]
+
+
+def test_a_new_edit_ends_what_could_be_redone(folder: Path) -> None:
+    explorer = Explorer(folder)
+    explorer.mark(rows(kept_row(explorer)), False)
+    explorer.undo()
+    assert explorer.note(rows(5), "odd")["redo"] is None
+
+
+def test_opened_again_everything_is_there(folder: Path) -> None:
+    explorer = Explorer(folder)
+    explorer.mark(rows(kept_row(explorer), kept_row(explorer, 7)), False, "why")
+    explorer.use(explorer.cluster(3, 1.0, 4))
+    explorer.note(rows(11), "a note")
+    explorer.undo()
+    again = Explorer(folder)  # the first one never ended: as after a crash
+    assert look(again) == look(explorer)
+    assert again.state() == explorer.state()
+    assert again.edits.settings == {3: (1.0, 4)}
+    assert again.redo()["notes"] == ["a note"]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 60])
+def test_a_line_that_was_cut_off_is_as_if_never_begun(folder: Path, cut: int) -> None:
+    explorer = Explorer(folder)
+    explorer.mark(rows(kept_row(explorer)), False)
+    whole = look(explorer)
+    explorer.mark(rows(kept_row(explorer)), False)
+    journal = explorer.edits.journal
+    os.truncate(journal, journal.stat().st_size - cut)
+    again = Explorer(folder)
+    assert look(again) == whole
+    again.note(rows(1), "goes on")
+    assert Explorer(folder).edits.columns.notes[1] == "goes on"
+
+
+def test_a_damaged_journal_is_named(folder: Path) -> None:
+    explorer = Explorer(folder)
+    explorer.mark(rows(kept_row(explorer)), False)
+    with explorer.edits.journal.open("a") as file:
+        file.write('{"edit": "x", "rows": [100000]}\n{"undo": 1}\n')
+    with pytest.raises(UserError, match=r"keep\.csv\.edits, line 3 cannot be read"):
+        Explorer(folder)
+
+
+def test_edits_of_another_keep_list_are_set_aside(folder: Path) -> None:
+    explorer = Explorer(folder)
+    explorer.mark(rows(kept_row(explorer)), False)
+    content = explorer.edits.journal.read_bytes()
+    text = (folder / "keep.csv").read_text()
+    (folder / "keep.csv").write_text(text.replace(",noise", ",outlier"))
+    again = Explorer(folder)
+    assert again.edits.num_done == 0
+    assert again.edits.set_aside == folder / "keep.csv.edits-1"
+    assert (folder / "keep.csv.edits-1").read_bytes() == content
+    assert not (folder / "keep.csv.edits").exists()
+
+
+def test_looking_only_changes_nothing(folder: Path) -> None:
+    explorer = Explorer(folder)
+    explorer.mark(rows(kept_row(explorer)), False)
+    explorer.save()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    Explorer(folder, folder / "keep.csv", read_only=True)
+    Explorer(folder, read_only=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+
+
+def test_saving_never_writes_over(folder: Path) -> None:
+    explorer = Explorer(folder)
+    first = (folder / "keep.csv").read_bytes()
+    row = kept_row(explorer)
+    explorer.mark(rows(row), False, 'a, "quoted" note')
+    saved = explorer.save()
+    assert saved["file"] == str(folder / "keep-2.csv")
+    assert saved["train"] == f"samepath train digits --keep {folder / 'keep-2.csv'}"
+    assert saved["is_saved"]
+    second = (folder / "keep-2.csv").read_bytes()
+    (folder / "keep-7.csv").write_bytes(second)
+    explorer.undo()
+    assert not explorer.edits.is_saved
+    assert explorer.save()["file"] == str(folder / "keep-8.csv")
+    assert (folder / "keep.csv").read_bytes() == first
+    assert (folder / "keep-2.csv").read_bytes() == second
+    back = read_keep_list(folder / "keep-2.csv")
+    assert not back.kept[row]
+    assert back.reasons[row] == "dropped by hand"
+    assert back.notes is not None
+    assert back.notes[row] == 'a, "quoted" note'
+    undone, base = read_keep_list(folder / "keep-8.csv"), read_keep_list(folder / "keep.csv")
+    assert undone.kept.tolist() == base.kept.tolist()
+    assert np.array_equal(undone.positions, base.positions)
+
+
+def test_after_saving_the_newest_is_opened_and_the_old_one_is_as_written(folder: Path) -> None:
+    explorer = Explorer(folder)
+    base = look(explorer)
+    explorer.mark(rows(kept_row(explorer)), False)
+    edited = look(explorer)
+    explorer.save()
+    again = Explorer(folder)
+    assert again.keep.name == "keep-2.csv"
+    assert look(again) == edited
+    assert look(Explorer(folder, folder / "keep.csv")) == base
+
+
+def test_edits_after_a_save_are_found_again(folder: Path) -> None:
+    explorer = Explorer(folder)
+    explorer.mark(rows(kept_row(explorer)), False)
+    explorer.save()
+    explorer.mark(rows(kept_row(explorer)), False)
+    again = Explorer(folder)
+    assert again.keep.name == "keep.csv"
+    assert look(again) == look(explorer)
+
+
+def test_clusters_leave_what_was_decided_otherwise(folder: Path) -> None:
+    explorer = Explorer(folder)
+    label = 2
+    mine = np.flatnonzero(explorer.folder.labels == label)
+    columns = explorer.edits.columns
+    by_hand = int(next(row for row in mine if columns.kept[row]))
+    explorer.mark(rows(by_hand), False)
+    others = [r for r in mine if columns.reasons[r] in ("duplicate", "label error")]
+    other_classes = explorer.edits.columns.take(np.flatnonzero(explorer.folder.labels != label))
+    explorer.use(explorer.cluster(label, 1e-4, 5))  # all noise
+    assert (columns.clusters[mine] == -1).all()
+    assert not columns.kept[mine].any()
+    assert columns.reasons[by_hand] == "dropped by hand"
+    assert all(columns.reasons[r] in ("duplicate", "label error") for r in others)
+    explorer.use(explorer.cluster(label, 1e4, 2))  # one cluster
+    assert (columns.clusters[mine] == 0).all()
+    free = [r for r in mine if r != by_hand and r not in others]
+    assert columns.kept[free].all()
+    assert not columns.kept[by_hand]
+    same = explorer.edits.columns.take(np.flatnonzero(explorer.folder.labels != label))
+    assert [c.tolist() for c in same] == [c.tolist() for c in other_classes]
+
+
+def test_what_cannot_be_written_is_not_done(folder: Path) -> None:
+    explorer = Explorer(folder)
+    before = look(explorer)
+    explorer.edits.journal.mkdir()
+    with pytest.raises(UserError, match="nothing was changed"):
+        explorer.mark(rows(kept_row(explorer)), False)
+    assert look(explorer) == before
+    assert explorer.edits.to_undo is None
+
+
+def test_the_journal_is_json_lines(folder: Path) -> None:
+    explorer = Explorer(folder)
+    explorer.note(rows(3), "n")
+    explorer.undo()
+    lines = [json.loads(line) for line in explorer.edits.journal.read_text().splitlines()]
+    assert lines[0]["keep"] == "keep.csv"
+    assert lines[1]["edit"] == "note on example 3"
+    assert lines[2] == {"undo": 1}
