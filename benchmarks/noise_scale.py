@@ -73,8 +73,8 @@ def cost(name: str) -> dict[str, Any]:
 
 def truth(run: Path) -> dict[str, float]:
     """At the run's last weights: from single examples, one backward pass each; and from steps."""
+    from samepath.engine.noise_scale import NoiseScale
     from samepath.engine.state.reopen import reopen
-    from samepath.engine.step.noise_scale import NoiseScale
 
     reopened = reopen(run)
     model, _ = reopened.model()

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from samepath.data.sources import Data
 from samepath.engine.comm.collective import Alone, Mailbox
+from samepath.engine.noise_scale import GrainNorms
 from samepath.engine.run.evaluation import evaluate
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
@@ -32,7 +33,6 @@ from samepath.engine.run.trainer import Trainer
 from samepath.engine.server.message import NOTHING, read_facts, read_tensors, write
 from samepath.engine.server.worker import join
 from samepath.engine.state.progress import RunResult
-from samepath.engine.step.noise_scale import GrainNorms
 from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
 from samepath.engine.step.settings import Pace, Settings, StepResult, WorkerBatch

@@ -152,7 +152,7 @@ class RunFolder:
         **for_others: Any,
     ) -> None:
         """Begin or continue a run, and keep everybody else from writing here. `code` is where its
-        Python files are (`run_code`)."""
+        Python files are (`reopen.code_of`)."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         if earlier is None:

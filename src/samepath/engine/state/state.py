@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.engine.comm.tensors import bytes_of, same_bits
-from samepath.engine.step.noise_scale import GrainNorms
+from samepath.engine.noise_scale import GrainNorms
 from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
 from samepath.engine.step.step import Stepper

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from samepath.engine.comm.collective import Record
+from samepath.engine.noise_scale import GrainNorms, average, is_measured
 from samepath.engine.step.balance import WorkerTimes
-from samepath.engine.step.noise_scale import GrainNorms, average, is_measured
 from samepath.plan.shares import Division
 
 ROWS = 3

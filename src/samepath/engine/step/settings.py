@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.data import Draws
-from samepath.engine.step.noise_scale import NoiseSample
+from samepath.engine.noise_scale import NoiseSample
 from samepath.errors import UserError
 from samepath.plan import Batch
 from samepath.recipe import check_training

@@ -31,11 +31,11 @@ from samepath.engine.checks.refuse import modules_outside, refuse_outside, refus
 from samepath.engine.checks.replicas import LeftAlone, Replicas, is_due
 from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.tensors import to_device
+from samepath.engine.noise_scale import is_measured, sample
 from samepath.engine.step.adversarial import moved
 from samepath.engine.step.balance import Balance, Stopwatch, WorkerTimes
 from samepath.engine.step.buffers import BufferMerge
 from samepath.engine.step.grain_loader import GrainLoader, Grains
-from samepath.engine.step.noise_scale import is_measured, sample
 from samepath.engine.step.non_finite import suspects
 from samepath.engine.step.pending import GradientSums, PendingBatch
 from samepath.engine.step.record import pack
