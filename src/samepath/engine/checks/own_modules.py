@@ -8,7 +8,6 @@ generate, and compiled code, which differs from one build to the next.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import sys
@@ -20,6 +19,7 @@ from types import ModuleType
 
 import samepath
 from samepath.builtin import BUILT_IN
+from samepath.files import content_hash
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LOADED_BY_US = ("__main__", "__mp_main__", "samepath_recipe_", "samepath_strategy_")
@@ -105,6 +105,6 @@ def _is_own(file: Path) -> bool:
 
 def _digest(file: Path) -> str | None:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return content_hash(file)
     except OSError:
         return None  # in an archive, or generated: there is nothing to compare

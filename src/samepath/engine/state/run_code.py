@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from samepath.builtin import BUILT_IN
-from samepath.data.limits import read_whole
 from samepath.engine.checks.own_modules import changed_modules
 from samepath.errors import UserError
+from samepath.files import read_whole
 from samepath.recipe import FoundRecipe, find_recipe
 
 MOST_SOURCE_BYTES = 1 << 24
