@@ -29,7 +29,7 @@ from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Asked, resolve
 from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
-from samepath.engine.step import trainer as engine
+from samepath.engine.step import step as engine
 from samepath.recipe import find_recipe
 from samepath.timing.clock import machine
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samepath import Recipe
+from samepath import Recipe, files
 from samepath.engine.comm.collective import NetworkBucket
 from samepath.engine.comm.shared_memory import SharedBucket
 from samepath.engine.elastic import ring as copies
@@ -163,8 +163,8 @@ if WORKER is not None:
     around(NetworkBucket, "return_chunk", before=lambda *_: point("reduction"))
     around(Lines, "flush", before=write_half_a_line)
     around(checkpoint, "write_tensors", after=cut_off)
-    around(checkpoint, "write_atomically", before=write_half)
-    around(checkpoint, "sync_folder", before=renamed)
+    around(files, "write_atomically", before=write_half)
+    around(files, "sync_folder", before=renamed)
     around(copies, "_page_sums", before=half_copied)
     around(copies.Copies, "take_back", after=lambda *_: point("taken back"))
     around(

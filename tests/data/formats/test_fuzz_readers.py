@@ -251,7 +251,7 @@ def on_board(folder: Path) -> None:
 
 
 def read_clock_file(folder: Path) -> None:
-    from samepath.data.limits import read_object
+    from samepath.files import read_object
 
     try:
         read_clock(read_object(folder / "clock.json"))

@@ -12,7 +12,6 @@ compiled code, which differs from one build to the next.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import sys
@@ -27,6 +26,7 @@ import samepath
 from samepath.builtin import BUILT_IN
 from samepath.data.content import content_of, held_content, same_content
 from samepath.errors import UserError
+from samepath.files import content_hash
 from samepath.recipe import FoundRecipe, Recipe
 
 FINGERPRINTS = ("train_content", "valid_content", "modules")
@@ -166,6 +166,6 @@ def _is_own(file: Path) -> bool:
 
 def _digest(file: Path) -> str | None:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return content_hash(file)
     except OSError:
         return None  # in an archive, or generated: there is nothing to compare

@@ -22,13 +22,13 @@ from typing import Any
 from torch import nn
 
 from samepath.builtin import BUILT_IN
-from samepath.data.limits import read_whole
 from samepath.engine.checks.fingerprints import changed_modules
 from samepath.engine.state.checkpoint import load_newest
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import load_model
 from samepath.engine.state.weights import Epoch, kept_weights, load_weights
 from samepath.errors import UserError
+from samepath.files import read_whole
 from samepath.recipe import FoundRecipe, Recipe, find_recipe
 
 MOST_SOURCE_BYTES = 1 << 24
