@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,22 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-MAX_LINES = 450
+ENGINE_FLOW = [
+    {"noise_scale", "faults"},
+    {"comm"},
+    {"checks"},
+    {"step"},
+    {"state"},
+    {"elastic"},
+    {"launch"},
+    {"run"},
+    {"server"},
+    {"worker", "train"},
+    {"verify"},
+]
+ENGINE_STAGE = {name: number for number, names in enumerate(ENGINE_FLOW) for name in names}
+MOST_FILES = 16
+"""Of a folder, beside its __init__: about a dozen; more is a sign of a missing subfolder."""
 
 
 @cache
@@ -135,10 +151,33 @@ def test_no_cycles_between_modules() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("samepath.engine.")])
+def test_imports_point_backwards_in_the_engine(module: str) -> None:
+    mine = ENGINE_STAGE.get(module.split(".")[2])
+    for name in everywhere(module):
+        if name.startswith("samepath.engine.") and mine is not None:
+            assert ENGINE_STAGE[name.split(".")[2]] <= mine, f"{module} imports {name}"
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_modules_are_short_and_say_what_they_are(module: str) -> None:
-    assert len(MODULES[module].read_text().splitlines()) <= MAX_LINES
+def test_modules_say_what_they_are(module: str) -> None:
     assert ast.get_docstring(tree(module))
+
+
+def test_folders_are_small() -> None:
+    """The command line is one file a command, and so apart."""
+    paths = [path for path in MODULES.values() if path.name != "__init__.py"]
+    files = Counter(path.parent for path in paths if path.parent.name != "cli")
+    assert {str(f): n for f, n in files.items() if n > MOST_FILES} == {}
+
+
+def test_a_public_class_has_one_meaning() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in tree(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize(

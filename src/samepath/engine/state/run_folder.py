@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from samepath import files
 from samepath.engine.checks.hardware import versions
-from samepath.engine.run.options import Options
 from samepath.engine.state import checkpoint
 from samepath.engine.state.metrics_log import Lines
 from samepath.engine.state.state import State
@@ -153,7 +152,7 @@ class RunFolder:
 
     def write(
         self,
-        options: Options,
+        config: Mapping[str, Any],
         command: list[str],
         earlier: dict[str, Any] | None,
         num_workers: int = 1,
@@ -181,7 +180,7 @@ class RunFolder:
         content = {
             "status": "running",
             "id": (earlier or {}).get("id") or uuid.uuid4().hex,
-            "config": asdict(options),
+            "config": dict(config),
             "code": dict(code or {}),
             "starts": starts,
             "result": None,
