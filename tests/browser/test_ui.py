@@ -66,7 +66,7 @@ def page(address: str, open_page: OpenPage) -> Page:
 
 
 def go(page: Page, name: str) -> None:
-    """Click on a thing of the overview."""
+    """Click on an item of the overview."""
     page.locator(f".groups a:text-is('{name}')").click()
     page.wait_for_selector("body.ready .page-title strong")
 
@@ -300,7 +300,7 @@ def test_names_are_text(tmp_path: Path, open_page: OpenPage) -> None:
 def test_what_is_gone_is_said(address: str, open_page: OpenPage, browser: Browser) -> None:
     page = browser.new_page()  # a 404 is expected, which the browser calls an error
     page.goto(address + "#/run/0123456789ab")
-    page.wait_for_selector("text=there is no such thing")
+    page.wait_for_selector("text=there is no such item")
     page.click("text=To the overview")
     page.wait_for_selector(".groups [data-id]")
     page.close()

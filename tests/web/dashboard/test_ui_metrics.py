@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from ui_folders import make_run, metrics_lines, step_line
 
+from samepath.engine.state.metrics_log import MetricColumns, newest_values, sample_values
 from samepath.engine.state.run_folder import RunFolder
-from samepath.web.dashboard.metrics import Metrics, last_lines, sample
-from samepath.web.dashboard.runs import comparison, curves
-from samepath.web.dashboard.thin import NUM_POINTS, thin
+from samepath.web.dashboard.runs import NUM_POINTS, comparison, curves, shorten
 
 
-def read(metrics: Metrics, text: str | bytes) -> Metrics:
+def read(metrics: MetricColumns, text: str | bytes) -> MetricColumns:
     metrics.read_on(io.BytesIO(text.encode() if isinstance(text, str) else text))
     return metrics
 
@@ -28,7 +27,7 @@ def lines(num_steps: int, **how: Any) -> str:
 
 def test_columns_are_those_of_the_file(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", 25)
-    metrics = read(Metrics(), (run / "metrics.jsonl").read_bytes())
+    metrics = read(MetricColumns(), (run / "metrics.jsonl").read_bytes())
     logged = RunFolder(run).read_metrics()
     for name in ("train_loss", "valid_accuracy", "gradient_norm", "epoch_train_loss"):
         steps, times, values = metrics.columns[name].arrays()
@@ -50,7 +49,7 @@ class Counted(io.BytesIO):
 
 
 def test_only_what_is_new_is_read() -> None:
-    metrics = read(Metrics(), lines(5000))
+    metrics = read(MetricColumns(), lines(5000))
     file = Counted(lines(5003).encode())
     metrics.read_on(file)
     assert file.num_read < 2500
@@ -60,7 +59,7 @@ def test_only_what_is_new_is_read() -> None:
 
 def test_a_half_written_line_waits_for_its_other_half() -> None:
     text = lines(9)
-    metrics = Metrics()
+    metrics = MetricColumns()
     for cut in range(0, len(text), 37):
         read(metrics, text[:cut])
     read(metrics, text)
@@ -71,7 +70,7 @@ def test_a_half_written_line_waits_for_its_other_half() -> None:
 def test_a_resumed_run_that_rewrote_it_is_read_anew(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", 25)
     file = run / "metrics.jsonl"
-    metrics = read(Metrics(), file.read_bytes())
+    metrics = read(MetricColumns(), file.read_bytes())
     folder = RunFolder(run)
     folder.open_metrics(12)  # what it had done beyond its checkpoint goes
     for step in range(13, 41):
@@ -91,7 +90,7 @@ def test_a_resumed_run_that_rewrote_it_is_read_anew(tmp_path: Path) -> None:
             '{"step": ' + "1" * 400 + "}", "[" * 3000]
 )  # fmt: skip
 def test_damaged_lines_are_counted(bad: str) -> None:
-    metrics = read(Metrics(), lines(3) + bad + "\n" + json.dumps(step_line(4)) + "\n")
+    metrics = read(MetricColumns(), lines(3) + bad + "\n" + json.dumps(step_line(4)) + "\n")
     assert metrics.num_unreadable == 1
     assert metrics.columns["train_loss"].steps.tolist() == [1, 2, 3, 4]
 
@@ -100,7 +99,7 @@ def test_numbers_that_are_none() -> None:
     odd = {"step": 4, "train_loss": "nan", "gradient_norm": "inf", "flag": True,
            "words": "hello", "list": [1], "seconds": "nan",
            "measured": {"rate": 2, "x": None}}  # fmt: skip
-    metrics = read(Metrics(), json.dumps(odd) + "\n")
+    metrics = read(MetricColumns(), json.dumps(odd) + "\n")
     assert np.isnan(metrics.columns["train_loss"].values[0])
     assert metrics.columns["measured_rate"].values[0] == 2
     drawn = curves(metrics)
@@ -109,18 +108,18 @@ def test_numbers_that_are_none() -> None:
 
 
 def test_the_end_of_a_file() -> None:
-    assert last_lines(io.BytesIO(lines(29).encode()))["epochs_done"] == 2
-    newest = last_lines(io.BytesIO((lines(30) + '{"step": 31, "ha').encode()))
+    assert newest_values(io.BytesIO(lines(29).encode()))["epochs_done"] == 2
+    newest = newest_values(io.BytesIO((lines(30) + '{"step": 31, "ha').encode()))
     assert newest["epochs_done"] == 3
     assert newest["step"] == 30
     assert newest["valid_accuracy"] == 1 - 1 / 30
-    assert last_lines(io.BytesIO(lines(20_000).encode()))["step"] == 20_000
-    assert last_lines(io.BytesIO(b"")) == {}
+    assert newest_values(io.BytesIO(lines(20_000).encode()))["step"] == 20_000
+    assert newest_values(io.BytesIO(b"")) == {}
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 30, 10_000])
 def test_a_sample_is_small_and_from_all_over(num_steps: int) -> None:
-    values = sample(io.BytesIO(lines(num_steps).encode()), "train_loss", 40)
+    values = sample_values(io.BytesIO(lines(num_steps).encode()), "train_loss", 40)
     assert len(values) <= 40
     if num_steps >= 30:
         assert len(values) > 25
@@ -133,7 +132,7 @@ def test_a_sample_is_small_and_from_all_over(num_steps: int) -> None:
 
 def test_a_short_curve_is_as_it_is() -> None:
     values = np.array([1.0, np.nan, 3.123456789, np.inf])
-    curve = thin(np.arange(4.0), np.arange(4.0), values)
+    curve = shorten(np.arange(4.0), np.arange(4.0), values)
     assert curve == {"step": [0, 1, 2, 3], "time": [0, 1, 2, 3], "value": [1, None, 3.12346, None]}
 
 
@@ -142,7 +141,7 @@ def test_peaks_survive() -> None:
     values = np.ones(100_000)
     values[54_321], values[77_777], values[0] = 50.0, -3.0, 9.0
     values[60_000:60_600] = np.nan
-    curve = thin(steps, steps, values)
+    curve = shorten(steps, steps, values)
     assert all(len(part) == NUM_POINTS for part in curve.values())
     assert max(v for v in curve["high"] if v is not None) == 50.0
     assert min(v for v in curve["low"] if v is not None) == -3.0
@@ -158,7 +157,7 @@ def test_an_interval_without_a_bound_stays_without(number: int) -> None:
     steps = np.arange(float(number))
     low, high = np.full(number, 1.0), np.full(number, 9.0)
     high[: number // 2] = np.nan
-    curve = thin(steps, steps, np.full(number, 4.0), (low, high))
+    curve = shorten(steps, steps, np.full(number, 4.0), (low, high))
     half = len(curve["high"]) // 2
     assert curve["high"][: half - 1] == [None] * (half - 1)
     assert curve["high"][half + 1 :] == [9.0] * (len(curve["high"]) - half - 1)
@@ -166,7 +165,7 @@ def test_an_interval_without_a_bound_stays_without(number: int) -> None:
 
 
 def test_noise_has_its_interval_and_a_stretch_can_be_chosen() -> None:
-    metrics = read(Metrics(), lines(100))
+    metrics = read(MetricColumns(), lines(100))
     drawn = curves(metrics, 10, 20)
     assert drawn["train_loss"]["step"] == list(range(10, 21))
     assert drawn["noise_scale"]["low"] == [20.0] * 11
@@ -179,7 +178,7 @@ def test_noise_has_its_interval_and_a_stretch_can_be_chosen() -> None:
 
 def words(*texts: str, digests: tuple[str, ...]) -> list[str]:
     names = ["one", "two", "three"][: len(texts)]
-    said = comparison(names, digests, [read(Metrics(), text) for text in texts])
+    said = comparison(names, digests, [read(MetricColumns(), text) for text in texts])
     return [each["words"] for each in said]
 
 

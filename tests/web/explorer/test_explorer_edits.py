@@ -12,7 +12,7 @@ from curation_folders import make_curation_folder
 
 from samepath.data.keep_list import read_keep_list
 from samepath.errors import UserError
-from samepath.web.explorer.state import Explorer
+from samepath.web.explorer.explorer import Explorer
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from samepath.errors import UserError
+from samepath.web.explorer.explorer import Explorer
 from samepath.web.explorer.exports import (
     MODULES,
     csv_table,
@@ -27,7 +28,6 @@ from samepath.web.explorer.exports import (
     write_export,
 )
 from samepath.web.explorer.pictures import Pictures
-from samepath.web.explorer.state import Explorer
 from samepath.web.guard import static_folder
 
 

@@ -106,7 +106,11 @@ class EventWriter:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(fields)]
         if values:
             start = min(self._clock.num_restarts, len(self._starts) - 1)
-            self._event(self._starts[start] + seconds, step=int(fields["step"]), summary=Summary(value=values))
+            self._event(
+                self._starts[start] + seconds,
+                step=int(fields["step"]),
+                summary=Summary(value=values),
+            )
 
     def flush(self) -> None:
         self._flushed = time.monotonic()

@@ -1,6 +1,6 @@
 """Finding what samepath wrote under a folder, and opening it safely.
 
-In: a folder. Out: what was found in it, each thing with an id made of its place. Guaranteed: no
+In: a folder. Out: what was found in it, each item with an id made of its place. Guaranteed: no
 link is followed, so that nothing outside the folder is read; the walk is bounded, and says so where
 it stopped; nothing is written or locked.
 """
@@ -39,12 +39,12 @@ SKIPPED = {
 }  # fmt: skip
 MAX_DEPTH = 6
 MAX_FOLDERS = 5_000
-MAX_THINGS = 1_000
+MAX_ITEMS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """One thing."""
+class Item:
+    """A run, a study, a finding or a curation."""
 
     id: str
     kind: str
@@ -60,12 +60,12 @@ class Found:
 class Search:
     """What a walk found, the least deep first, and what it left out."""
 
-    things: tuple[Found, ...]
+    items: tuple[Item, ...]
     notes: tuple[str, ...]
 
 
-class Root:
-    """The folder that is looked at."""
+class RootFolder:
+    """The folder that is looked at, with all below it."""
 
     def __init__(self, given: Path) -> None:
         self.given = given
@@ -89,26 +89,26 @@ class Root:
         return os.fdopen(descriptor, "rb")
 
     def is_locked(self, folder: str) -> bool:
-        """Somebody trains here, or runs a study."""
+        """A run trains here, or a study runs."""
         return is_locked(self.path / folder)
 
 
 def id_of(*words: str) -> str:
-    """The same for the same thing whenever and wherever the server is started."""
+    """The same for the same item whenever and wherever the server is started."""
     return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def search(root: Root) -> Search:
+def search(root: RootFolder) -> Search:
     """Walk the folder."""
-    things: list[Found] = []
+    items: list[Item] = []
     waiting: deque[tuple[str, int, str | None]] = deque([(".", 0, None)])
     num_folders = num_unreadable = num_links = 0
     notes = []
     while waiting:
         folder, depth, parent = waiting.popleft()
         num_folders += 1
-        if num_folders > MAX_FOLDERS or len(things) >= MAX_THINGS:
-            what = f"{MAX_FOLDERS:,} folders" if num_folders > MAX_FOLDERS else f"{MAX_THINGS:,}"
+        if num_folders > MAX_FOLDERS or len(items) >= MAX_ITEMS:
+            what = f"{MAX_FOLDERS:,} folders" if num_folders > MAX_FOLDERS else f"{MAX_ITEMS:,}"
             notes.append(f"there is more than {what}: give a folder further down to see the rest")
             break
         try:
@@ -119,10 +119,10 @@ def search(root: Root) -> Search:
         if "pyvenv.cfg" in entries:
             continue
         found = [
-            Found(id=id_of(folder, kind), kind=kind, folder=folder, mark=mark, parent=parent)
+            Item(id=id_of(folder, kind), kind=kind, folder=folder, mark=mark, parent=parent)
             for mark, kind in _marks(entries)
         ]
-        things += found
+        items += found
         inner = found[0].id if found else parent
         for name, entry in sorted(entries.items()):
             if name in SKIPPED or name.startswith("."):
@@ -137,11 +137,11 @@ def search(root: Root) -> Search:
         notes.append(f"folders that cannot be read: {num_unreadable}")
     if num_links:
         notes.append(f"links that lead out of this folder and are not followed: {num_links}")
-    return Search(things=tuple(things), notes=tuple(notes))
+    return Search(items=tuple(items), notes=tuple(notes))
 
 
 def _entries(folder: Path) -> dict[str, os.DirEntry[str]]:
-    """What matters of a folder by name; a folder of a million pictures is soon told."""
+    """What matters of a folder by name: its folders, links and marks, not a million pictures."""
     with os.scandir(folder) as entries:
         return {
             entry.name: entry
@@ -158,6 +158,6 @@ def _marks(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[tuple[str, str]]
         yield UNDERWAY, "study"
 
 
-def _stays(root: Root, link: str) -> bool:
-    """What it points to is seen where it is."""
+def _stays(root: RootFolder, link: str) -> bool:
+    """True for a link whose target is under the root: it is seen at its own place."""
     return Path(os.path.realpath(link)).is_relative_to(root.path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from samepath.engine.run.tensorboard import EventWriter, require_tensorboard
 from samepath.errors import UserError
-from samepath.web.dashboard.find import Root, search
+from samepath.web.dashboard.find import RootFolder, search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ def convert(folder: Path, out: Path | None, tell: Callable[[str], None]) -> Conv
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; give a folder")
     require_tensorboard()
-    root = Root(folder)
-    runs = [found.folder for found in search(root).things if found.kind == "run"]
+    root = RootFolder(folder)
+    runs = [found.folder for found in search(root).items if found.kind == "run"]
     if not runs:
         raise UserError(f"{folder} holds no run (there is no run.json below it); check the path")
     done = Converted(logdir=folder if out is None else out)

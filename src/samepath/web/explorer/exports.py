@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from samepath.errors import UserError
-from samepath.web.explorer.state import Explorer
+from samepath.web.explorer.explorer import Explorer
 from samepath.web.guard import static_folder
 
 KINDS = ("html", "csv", "parquet")

@@ -4,7 +4,7 @@ import { el, find } from "./dom.js";
 import { isDark } from "./palette.js";
 import { Overview } from "./ui_overview.js";
 import { RunPage } from "./ui_run.js";
-import { ThingPage } from "./ui_thing.js";
+import { ItemPage } from "./ui_item.js";
 
 const LIVE_MS = 1000;
 const QUIET_MS = 2000;
@@ -44,7 +44,7 @@ async function ask(address) {
 function choose() {
   const [, kind, ids] = location.hash.split("/");
   page = kind === "run" && ids ? new RunPage(ids.split(","), state, go)
-    : kind === "thing" && ids ? new ThingPage(ids, state, go) : new Overview(state, go);
+    : kind === "item" && ids ? new ItemPage(ids, state, go) : new Overview(state, go);
   has = {};
   find("view").replaceChildren(page.element);
   window.scrollTo(0, 0);
@@ -66,10 +66,10 @@ async function refresh() {
     const [overview, own] = answers.map(([answer]) => answer);
     if (!shown.element.isConnected) find("view").replaceChildren(shown.element);
     if (overview) {
-      const isLive = (thing) => thing.is_live && thing.kind === "run";
-      state.numLive = overview.things.filter(isLive).length;
+      const isLive = (item) => item.is_live && item.kind === "run";
+      state.numLive = overview.items.filter(isLive).length;
       if (shown instanceof Overview) shown.show(overview);
-      shown.showOthers?.(overview.things);
+      shown.showOthers?.(overview.items);
     }
     if (own) shown.show(own);
     find("status").textContent = state.numLive ? `${state.numLive} running` : "";

@@ -202,12 +202,12 @@ export class RunPage {
   }
 
   /** Other runs to tick, and what was found out about this one or its recipe. */
-  showOthers(things) {
-    const runs = things.filter((thing) => thing.kind === "run" && !thing.error);
+  showOthers(items) {
+    const runs = items.filter((item) => item.kind === "run" && !item.error);
     const recipe = runs.find((run) => run.id === this.ids[0])?.recipe;
-    const isAbout = (thing) => thing.parent === this.ids[0] ||
-      (OF_RECIPES.includes(thing.kind) && thing.recipe === recipe);
-    const found = things.filter((thing) => thing.kind !== "run" && isAbout(thing));
+    const isAbout = (item) => item.parent === this.ids[0] ||
+      (OF_RECIPES.includes(item.kind) && item.recipe === recipe);
+    const found = items.filter((item) => item.kind !== "run" && isAbout(item));
     this.findings.hidden = !found.length || this.ids.length > 1;
     keep(this.cards, found, card);
     const text = JSON.stringify(runs.map((run) => [run.id, run.digest]));

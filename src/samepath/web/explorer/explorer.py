@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.curation.cluster import cluster_class
+from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
 from samepath.web.explorer.edits import Columns, Edit, Edits, journal_of, texts
@@ -25,7 +26,6 @@ from samepath.web.explorer.folder import (
     open_folder,
     saved_keep_lists,
 )
-from samepath.web.explorer.tuning import Tuning, tuning_of
 
 REASONS = (
     "",
@@ -40,7 +40,24 @@ REASONS = (
     "kept by hand",
 )
 NUM_NEIGHBOURS = 12
+MAX_MIN_SAMPLES = 50
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSliders:
+    """A class, the settings it was clustered with, and the ends of its sliders: the settings are
+    within them; at the lower end of eps almost all is noise, at the upper almost nothing."""
+
+    name: str
+    num_examples: int
+    eps: float
+    min_samples: int
+    low: float
+    high: float
+    max_min_samples: int
+    can_cluster: bool
+    """False for too few points to have a density."""
 
 
 class Explorer:
@@ -64,7 +81,7 @@ class Explorer:
         given = {*self.keep_list.reasons, *self.edits.columns.reasons}
         self.reasons = [*REASONS, *sorted(given - {*REASONS})]
         self._codes = {reason: code for code, reason in enumerate(self.reasons)}
-        self.tunings: list[Tuning] = tuning_of(self.folder)
+        self.sliders: list[ClassSliders] = _sliders(self.folder)
 
     # ---- what is shown
 
@@ -82,7 +99,7 @@ class Explorer:
             "has_doubts": folder.doubts is not None,
             "has_guesses": folder.guesses is not None,
             "picture": None if pictures is None else [pictures.width, pictures.height],
-            "classes": [tuning.as_dict() for tuning in self.tunings],
+            "classes": [asdict(sliders) for sliders in self.sliders],
             "reasons": self.reasons,
             "parquet": find_spec("pyarrow") is not None,
             "set_aside": None if self.edits.set_aside is None else str(self.edits.set_aside),
@@ -157,7 +174,7 @@ class Explorer:
         """DBSCAN of one class, as an edit: noise is dropped, what was noise and is not comes back.
         What was decided by hand, or dropped for another reason, stays as it is."""
         name = self.folder.class_names[label]
-        if not self.tunings[label].can_cluster:
+        if not self.sliders[label].can_cluster:
             raise UserError(f"{name} has too few examples to be clustered: all are kept")
         rows = np.flatnonzero(self.folder.labels == label)
         clusters = cluster_class(self.folder.positions[rows], eps, min_samples)
@@ -254,3 +271,34 @@ def _choose_keep_list(path: Path) -> Path:
 
 def _examples(rows: Rows) -> str:
     return f"example {rows[0]}" if len(rows) == 1 else f"{len(rows)} examples"
+
+
+def _sliders(folder: CurationFolder) -> list[ClassSliders]:
+    """The sliders of every class, in order."""
+    chosen = {c.get("label"): c for c in folder.about.get("classes", [])}
+    if not folder.labels_known and None in chosen:
+        chosen[0] = chosen[None]
+    return [
+        _class_sliders(name, folder.positions[folder.labels == label], chosen.get(label, {}))
+        for label, name in enumerate(folder.class_names)
+    ]
+
+
+def _class_sliders(name: str, points: NDArray[np.float32], chosen: dict[str, Any]) -> ClassSliders:
+    least, typical, most = 0.1, 1.0, 10.0
+    if can_cluster := len(points) >= LEAST_POINTS:
+        curve = k_distances(points, MIN_SAMPLES - 1)
+        least, typical, most = (float(v) for v in np.quantile(curve, [0.02, 0.95, 0.995]))
+    eps, min_samples = chosen.get("eps"), chosen.get("min_samples")
+    eps = float(eps) if isinstance(eps, (int, float)) and 0 < eps < 1e300 else max(typical, 1e-6)
+    min_samples = min_samples if type(min_samples) is int and min_samples > 0 else MIN_SAMPLES
+    return ClassSliders(
+        name=name,
+        num_examples=len(points),
+        eps=eps,
+        min_samples=min_samples,
+        low=max(min(least, eps / 3), eps / 100),
+        high=max(1.5 * most, 3 * eps),
+        max_min_samples=max(MAX_MIN_SAMPLES, 2 * min_samples),
+        can_cluster=can_cluster,
+    )

@@ -1,20 +1,24 @@
-"""What is said of studies, findings and curations, and which files of theirs are shown.
+"""What is said of studies, findings and curations, which files of theirs are shown, and reports.
 
-In: their JSON as read, and the names in their folder. Out: plain values for JSON. Guaranteed:
-content of any kind gives an answer; only files of known kinds are listed.
+In: their JSON as read, the names in their folder, and the HTML of a report, which anybody may have
+written. Out: plain values for JSON. Guaranteed: content of any kind gives an answer; only files of
+known kinds are listed; of a report only tags of a short list are left, without attributes, and only
+pictures that are inside it: what runs or loads something is left out.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from samepath.web.dashboard.find import Found, Root, id_of
+from samepath.web.dashboard.find import Item, RootFolder, id_of
 from samepath.web.dashboard.runs import typed
 
 PAGES = {"study": "report.html", "curation": "report.html", "run": "show/index.html"}
@@ -36,12 +40,12 @@ _RACE = {"race": "strategies raced to a target", "grid": "batch sizes and learni
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ShownFile:
     """A file that can be asked for."""
 
     id: str
     name: str
-    """Relative to its thing's folder."""
+    """Relative to its item's folder."""
     kind: str
     """page, picture or download."""
     size: int
@@ -51,7 +55,7 @@ class Shown:
     """Changes with the file: a browser that has another asks again."""
 
 
-def thing_line(found: Found, content: Mapping[str, Any], is_running: bool) -> dict[str, Any]:
+def item_line(found: Item, content: Mapping[str, Any], is_running: bool) -> dict[str, Any]:
     """A study, finding or curation in the overview."""
     recipe = Path(str(content.get("recipe") or "?")).stem
     line: dict[str, Any] = {
@@ -68,7 +72,7 @@ def thing_line(found: Found, content: Mapping[str, Any], is_running: bool) -> di
     return line
 
 
-def thing_page(found: Found, content: Mapping[str, Any], root: Root) -> dict[str, Any]:
+def item_page(found: Item, content: Mapping[str, Any], root: RootFolder) -> dict[str, Any]:
     """What its own page says beside its report."""
     versions = content.get("versions")
     explore = ["samepath", "explore", root.shown(found.folder)]
@@ -79,8 +83,8 @@ def thing_page(found: Found, content: Mapping[str, Any], root: Root) -> dict[str
     }
 
 
-def shown_files(found: Found, root: Root) -> dict[str, Shown]:
-    """The files of a thing by id: its page first."""
+def shown_files(found: Item, root: RootFolder) -> dict[str, ShownFile]:
+    """The files of an item by id: its page first."""
     folder = root.path / found.folder
     page = PAGES.get(found.kind, f"{found.kind}.html")
     names = [page]
@@ -100,7 +104,9 @@ def shown_files(found: Found, root: Root) -> dict[str, Shown]:
         except OSError:
             continue
         id, is_large = id_of(found.id, name), size > MAX_BYTES
-        shown[id] = Shown(id=id, name=name, kind=kind, size=size, is_large=is_large, stamp=stamp)
+        shown[id] = ShownFile(
+            id=id, name=name, kind=kind, size=size, is_large=is_large, stamp=stamp
+        )
     return shown
 
 
@@ -142,3 +148,74 @@ def _words(value: Any) -> str:
     if isinstance(value, Sequence) and all(isinstance(each, (str, int, float)) for each in value):
         return ", ".join(str(each) for each in value[:12]) + (", ..." if len(value) > 12 else "")
     return ""
+
+
+# ---- a report, in the page's own look
+
+Node: TypeAlias = str | list[Any]
+
+KEPT = {
+    "h1", "h2", "h3", "h4", "p", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td",
+    "details", "summary", "code", "pre", "strong", "em", "b", "i", "br", "dl", "dt", "dd", "sub",
+    "sup", "small", "figure", "figcaption",
+}  # fmt: skip
+LEFT_OUT = {
+    "script", "style", "title", "template", "noscript", "iframe", "object", "svg", "math",
+    "textarea", "select", "button", "audio", "video", "canvas",
+}  # fmt: skip
+"""With all that is in them."""
+_VOID = {"br"}
+_PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
+_DEEPEST = 40
+
+
+def take_apart(html: str) -> list[Node]:
+    """What to show of a report, in order: text, [tag, children] or ["img", source, words]."""
+    parser = _Parser()
+    parser.feed(html)
+    parser.close()
+    return parser.top
+
+
+class _Parser(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.top: list[Node] = []
+        self._open: list[tuple[str, list[Node]]] = [("", self.top)]
+        self._left_out: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._left_out or tag in LEFT_OUT:
+            self._left_out.append(tag)
+        elif tag == "img":
+            given = dict(attrs)
+            source = given.get("src") or ""
+            if _PICTURE.fullmatch(source):
+                self._add(["img", source, given.get("alt") or ""])
+        elif tag in _VOID:
+            self._add([tag, []])
+        elif tag in KEPT and len(self._open) < _DEEPEST:
+            small = tag == "p" and dict(attrs).get("class") == "note"
+            inner: list[Node] = []
+            self._add(["note" if small else tag, inner])
+            self._open.append((tag, inner))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("img", *_VOID):
+            self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._left_out:
+            if tag in self._left_out:
+                while self._left_out.pop() != tag:
+                    pass
+        elif any(tag == opened for opened, _ in self._open[1:]):
+            while self._open.pop()[0] != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        if not self._left_out and data.strip():
+            self._add(data)
+
+    def _add(self, node: Node) -> None:
+        self._open[-1][1].append(node)
