@@ -69,8 +69,9 @@ def static_files(folder: Traversable) -> dict[str, StaticFile]:
 
 
 def static_folder() -> dict[str, StaticFile]:
-    """The files of the pages that come with samepath."""
-    return static_files(resources.files("samepath.web") / "static")
+    """The files of the pages that come with samepath, with those of others in static/vendor."""
+    folder = resources.files("samepath.web") / "static"
+    return static_files(folder / "vendor") | static_files(folder)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,27 @@
 // Pieces that several pages share: badges, facts, commands to copy, rows of runs, cards.
 
 import { el, say, short, whole } from "./dom.js";
-import { sparkline } from "./ui_svg.js";
 import { STATUS, ago, duration, figure, joined, known } from "./ui_words.js";
+
+function shape(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+/** A curve without axes, to be seen at a glance: lighter than a chart for each of many rows. */
+function sparkline(values) {
+  const svg = shape("svg", { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none",
+                             "aria-hidden": "true" });
+  if (values.length < 2) return svg;
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const points = values.map((value, i) => {
+    const [x, y] = [(100 * i) / (values.length - 1), (value - low) / (high - low || 1)];
+    return `${x.toFixed(1)},${(26 - 24 * y).toFixed(1)}`;
+  });
+  svg.append(shape("polyline", { points: points.join(" ") }));
+  return svg;
+}
 
 export const linkOf = ({ kind, id }) => (kind === "run" ? `#/run/${id}` : `#/item/${id}`);
 
