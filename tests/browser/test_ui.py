@@ -134,7 +134,7 @@ def test_filter_and_kinds(page: Page) -> None:
     page.fill("#filter", "strong-k1")
     assert shown(page) == ["studies/race/runs/strong-k1"], "a filter finds runs of studies too"
     page.fill("#filter", "nothing like it")
-    assert "Nothing like that" in page.locator(".empty").inner_text()
+    assert "Nothing matches" in page.locator(".empty").inner_text()
     page.fill("#filter", "")
     page.check("input[value=findings]", force=True)
     assert shown(page) == ["insight/digits-advice-1"]
@@ -166,6 +166,7 @@ def test_a_run_has_its_curves(page: Page) -> None:
     assert page.evaluate(ground) == "rgb(14, 18, 23)"
     assert num_pixels(page, "loss", light) == 0
     assert num_pixels(page, "loss", dark) > 100
+    assert page.locator(".readout:visible").count() == 0
     page.focus("[data-name=learning_rate] .plot")
     page.keyboard.press("ArrowRight")
     assert "0.1" in page.locator("[data-name=learning_rate] .readout").inner_text()
@@ -214,7 +215,7 @@ def test_runs_are_compared_by_ticking_them(page: Page) -> None:
         "0",
         "7",
     ]
-    page.click("[aria-label='Take runs/other away']")
+    page.click("[aria-label='Remove runs/other']")
     page.wait_for_selector(".legend li >> nth=2", state="detached")
     page.go_back()
     page.wait_for_selector(".legend li >> nth=2")
@@ -249,7 +250,7 @@ def test_studies_show_their_runs_and_curations_their_command(page: Page) -> None
     go(page, "studies/race")
     assert "Strong wins." in page.locator(".big-verdict").inner_text()
     page.click("text=strong-k1")
-    page.wait_for_selector("[data-name=loss] .plot canvas")
+    page.wait_for_selector("[data-name=loss] canvas")
     page.click("text=Overview")
     go(page, "curated")
     assert "samepath explore" in page.locator(".command").first.inner_text()
@@ -297,16 +298,14 @@ def test_it_fits_a_phone(address: str, open_page: OpenPage) -> None:
     assert small == [], "all can be tapped"
     for name in ["runs/one", "insight/digits-advice-1", "studies/race", "curated"]:
         page.locator(f".groups a:text-is('{name}')").tap()
-        page.wait_for_selector(
-            "[data-name=loss] .plot canvas" if name == "runs/one" else ".command"
-        )
+        page.wait_for_selector("[data-name=loss] canvas" if name == "runs/one" else ".command")
         assert is_narrow(page), name
         page.locator(".crumbs a").tap()
         page.wait_for_selector("body.ready .groups")
     for box in page.locator(".tick input:enabled").all():
         box.check()
     page.locator(".compare-bar .primary").tap()
-    page.wait_for_selector("[data-name=loss] .plot canvas")
+    page.wait_for_selector("[data-name=loss] canvas")
     assert is_narrow(page)
 
 
@@ -328,6 +327,6 @@ def test_what_is_gone_is_said(address: str, open_page: OpenPage, browser: Browse
     page = browser.new_page()  # a 404 is expected, which the browser calls an error
     page.goto(address + "#/run/0123456789ab")
     page.wait_for_selector("text=there is no such run, study or report")
-    page.click("text=To the overview")
+    page.click("text=Back to the overview")
     page.wait_for_selector(".groups [data-id]")
     page.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -59,10 +61,21 @@ def test_the_page_and_its_files(client: TestClient) -> None:
     assert "unsafe" not in policy
     assert "https://" not in page.text
     assert "http://" not in page.text
-    for name in ("ui.js", "ui.css", "ui_chart.js", "style.css"):
+    for name in ("ui.js", "ui.css", "ui_chart.js", "style.css", "uPlot.iife.min.js"):
         assert f"/static/{name}" in page.text
         assert client.get(f"/static/{name}").status_code == 200
     assert client.get("/static/ui_none.js").status_code == 404
+
+
+def test_vendored_files_are_those_that_their_readme_names() -> None:
+    folder = resources.files("samepath.web") / "static" / "vendor"
+    named = re.findall(r"\| (\S+) \| ([0-9a-f]{64}) \|", (folder / "README.md").read_text())
+    others = {"README.md", "LICENSE"}
+    assert {name for name, _ in named} == {file.name for file in folder.iterdir()} - others
+    for name, digest in named:
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        assert static_folder()[name].content == (folder / name).read_bytes()
+    assert "MIT License" in (folder / "LICENSE").read_text()
 
 
 def test_modules_are_short_and_loaded_at_once() -> None:

@@ -56,7 +56,7 @@ def test_marks_have_reasons_and_can_be_undone(folder: Path) -> None:
     explorer.redo()
     explorer.redo()
     assert look(explorer) == after
-    with pytest.raises(UserError, match="nothing to do again"):
+    with pytest.raises(UserError, match="nothing to redo"):
         explorer.redo()
 
 

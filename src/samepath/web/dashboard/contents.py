@@ -186,7 +186,7 @@ class FolderContents:
     def _content(self, item: Item) -> dict[str, Any]:
         content = self._read(item, item.mark, "json", _json)
         if not isinstance(content, dict):
-            why = "it is gone" if content is None else "it is no JSON object"
+            why = "it is gone" if content is None else "it is not a JSON object"
             raise Unreadable(f"{item.mark} cannot be read ({why})")
         return content
 

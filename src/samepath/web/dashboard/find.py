@@ -80,12 +80,12 @@ class RootFolder:
         """A regular file, never through a link; OSError where there is none."""
         place = self.path / folder
         if os.path.realpath(place) != str(place):
-            raise PermissionError(errno.EPERM, "it leads elsewhere")
+            raise PermissionError(errno.EPERM, "it is a link to another place")
         how = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe does not hang us
         descriptor = os.open(place / name, how)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise PermissionError(errno.EPERM, "it is no plain file")
+            raise PermissionError(errno.EPERM, "it is not a plain file")
         return os.fdopen(descriptor, "rb")
 
     def is_locked(self, folder: str) -> bool:
@@ -109,7 +109,9 @@ def search(root: RootFolder) -> Search:
         num_folders += 1
         if num_folders > MAX_FOLDERS or len(items) >= MAX_ITEMS:
             what = f"{MAX_FOLDERS:,} folders" if num_folders > MAX_FOLDERS else f"{MAX_ITEMS:,}"
-            notes.append(f"there is more than {what}: give a folder further down to see the rest")
+            notes.append(
+                f"there is more than {what} here: give a folder further down to see the rest"
+            )
             break
         try:
             entries = _entries(root.path / folder)

@@ -136,7 +136,9 @@ def _facts(kind: str, content: Mapping[str, Any]) -> Iterator[str]:
                 " over ".join(filter(None, (_words(part.get(name)) for name in parts)))
                 for part in each
             ]
-            yield f"{called}: {_words(names)}" if any(names) else f"{len(made_of)} {name}"
+            number = len(made_of)
+            counted = f"{number} {name if number != 1 else name.removesuffix('s')}"
+            yield f"{called}: {_words(names)}" if any(names) else counted
 
 
 def _words(value: Any) -> str:

@@ -40,7 +40,7 @@ class RunRecord:
     def of(cls, content: Any) -> RunRecord:
         """ValueError where it is no run of ours."""
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise ValueError("it is no run of ours: it has no config")
+            raise ValueError("it is not a run of samepath: it has no config")
         result, starts = content.get("result"), content.get("starts")
         return cls(
             status=str(content.get("status")),

@@ -157,7 +157,7 @@ class Edits:
     def redo(self) -> NDArray[np.int64]:
         """Do again what was undone last; the rows it changed."""
         if not self._undone:
-            raise UserError("there is nothing to do again")
+            raise UserError("there is nothing to redo")
         self._write('{"redo": 1}')
         return self._redo()
 

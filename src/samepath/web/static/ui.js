@@ -86,7 +86,7 @@ async function refresh() {
     if (!error.isGone) {
       find("view").replaceChildren(el("div", { class: "empty" },
         el("p", { class: "lead" }, error.message),
-        el("p", {}, el("a", { href: "#/" }, "To the overview"))));
+        el("p", {}, el("a", { href: "#/" }, "Back to the overview"))));
     }
     document.body.classList.add("ready");
     has = {};

@@ -11,6 +11,12 @@ const MOST_DOTS = 60;
 const VEIL = "38"; // of a band's colour: 22% opaque
 const WHOLE_STEPS = Array.from({ length: 12 }, (_, k) => [1, 2, 5].map((part) => part * 10 ** k)).flat();
 
+/** A number with one digit that is not 0, such as 0.03: where uPlot begins to count on a log axis. */
+const rounded = (value, way) => {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return Number((way(value / power) * power).toPrecision(2));
+};
+
 const nearest = (values, x) => values.reduce((best, value, i) =>
   (best < 0 || Math.abs(value - x) < Math.abs(values[best] - x) ? i : best), -1);
 
@@ -64,7 +70,9 @@ export class Chart {
     if (this.isEmpty) [x0, x1, y0, y1] = [0, 1, 0.1, 1];
     const room = y0 === y1 ? Math.abs(y0) / 2 || 1 : 0.04 * (y1 - y0);
     this.xEnds = [x0, x0 === x1 ? x0 + 1 : x1];
-    this.yEnds = this.isLog ? uPlot.rangeLog(y0, y1, 10, false) : [y0 - room, y1 + room];
+    const space = y0 === y1 ? 2 : 1.1;
+    this.yEnds = this.isLog ? [rounded(y0 / space, Math.floor), rounded(y1 * space, Math.ceil)]
+      : [y0 - room, y1 + room];
   }
 
   // ---- drawing
@@ -110,7 +118,7 @@ export class Chart {
 
   options(colours) {
     const { banded, isTime } = this;
-    const axis = { stroke: colours.quiet, font: "11px system-ui, sans-serif", gap: 4 };
+    const axis = { stroke: colours.quiet, font: "11px system-ui, sans-serif", gap: 7 };
     const edge = { stroke: "transparent", width: 0, points: { show: false, filter: () => null } };
     const isLine = (k) => k > 2 * banded.length;
     return {
@@ -123,7 +131,9 @@ export class Chart {
           values: (_, places) => places.map(isTime ? duration : whole),
           ticks: { stroke: colours["strong-line"], width: 1, size: 4 },
           border: { show: true, stroke: colours["strong-line"], width: 1 } },
-        { ...axis, size: 54, space: 36, ticks: { show: false }, grid: { stroke: colours.line, width: 1 },
+        { ...axis, size: 54, space: 36, ticks: { show: false },
+          grid: { stroke: colours.line, width: 1, // a line for each label
+                  filter: (u, ...places) => u.axes[1].filter(u, ...places) },
           values: (_, places) => places.map((y) => (y === null ? "" : short(y))) },
       ],
       series: [{}, ...banded.flatMap(() => [edge, edge]),
@@ -135,7 +145,8 @@ export class Chart {
         hover: { skip: [null, undefined] },
         points: { size: (_, k) => (isLine(k) ? 9 : 0), width: 1.2, stroke: () => colours.panel,
                   fill: (_, k) => this.lines[k - 1 - 2 * banded.length]?.colour },
-        move: (u, left, top) => [u.valToPos(u.data[0][u.posToIdx(left)], "x"), top],
+        move: (u, left, top) =>
+          [left < 0 ? left : u.valToPos(u.data[0][u.posToIdx(left)], "x"), top],
         bind: { dblclick: () => () => this.onZoom() },
       },
       hooks: { ready: [(u) => this.follow(u.over)], setCursor: [(u) => this.read(u)],
@@ -151,8 +162,8 @@ export class Chart {
       return found.length > MOST_DOTS ? found.slice(-1) : found;
     };
     return {
-      stroke: colour, width, dash: isDots ? [5, 3] : [],
-      points: { show: false, filter: places, size: 2 * dot, width: 1.2, stroke: ground, fill: colour },
+      stroke: colour, width, dash: isDots ? [5, 3] : [], pxAlign: 0,
+      points: { show: false, filter: places, size: 2 * dot + 1.2, width: 1.2, stroke: ground, fill: colour },
     };
   }
 

@@ -21,7 +21,7 @@ export class ItemPage {
                                   onclick: () => go(`#/run/${this.ticked().join(",")}`) });
     this.rows = el("ul", { class: "rows" });
     this.cards = el("ul", { class: "cards" });
-    this.parts = el("section", { hidden: true }, el("h2", {}, "Made of"),
+    this.parts = el("section", { hidden: true }, el("h2", {}, "Contains"),
                     el("p", { class: "buttons-row" }, this.compare), this.rows, this.cards);
     this.below = el("div", { class: "below" });
     this.element = el("div", { class: "page item-page" }, back(), this.head, this.report,
@@ -66,7 +66,7 @@ export class ItemPage {
     if (explore) {
       parts.push(el("h2", {}, "Look at every example, and correct what was decided"), command(explore));
     }
-    if (typed) parts.push(el("h2", {}, "The command that made it"), command(typed));
+    if (typed) parts.push(el("h2", {}, "Command"), command(typed));
     const links = files.filter((file) => file.kind !== "page").map((file) => {
       const how = file.kind === "picture" ? IN_A_TAB : { download: file.name };
       const name = file.is_large ? file.name

@@ -111,7 +111,7 @@ export class Overview {
     if (this.empty.hidden || this.emptyDrawn === text) return;
     this.emptyDrawn = text;
     this.empty.replaceChildren(...(isAny
-      ? [el("p", { class: "lead" }, "Nothing like that here."),
+      ? [el("p", { class: "lead" }, "Nothing matches the filter."),
          el("p", {}, "Change the filter to see more.")]
       : [el("p", { class: "lead" }, "Nothing here yet."),
          el("p", {}, `Train something in ${this.overview.place}, and it appears here by itself:`),
