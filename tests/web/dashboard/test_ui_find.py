@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ui_folders import make_finding, make_run
 
-from samepath.engine.state.folder_lock import lock_folder
+from samepath.files import lock_folder
 from samepath.insight.folder import KINDS
 from samepath.web.dashboard import find as ui_find
 from samepath.web.dashboard.find import MARKS, RootFolder, search
@@ -80,10 +80,10 @@ def test_nothing_is_opened_through_a_link_or_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "in" / "b").symlink_to(tmp_path)  # was a folder when it was found
     why = {
         ("a", "link"): "symbolic links",
-        ("a", "pipe"): "no plain file",
-        ("b", "secret"): "leads elsewhere",
+        ("a", "pipe"): "not a plain file",
+        ("b", "secret"): "a link to another place",
         ("a", "none"): "No such file",
-        (".", "a"): "no plain file",
+        (".", "a"): "not a plain file",
     }
     for (folder, name), words in why.items():
         with pytest.raises(OSError, match=words):

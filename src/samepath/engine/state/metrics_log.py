@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.errors import UserError
+from samepath.files import open_plain, parse_json
 
 MOST_UNSYNCED = 1 << 20
 """Bytes that are kept in case the disk does not have them."""
@@ -184,8 +185,6 @@ class TrainingClock:
 def read_lines(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """Lines, and where in the file each ends; none where there is no file. What is no line is left
     out: the last one of a run that is writing it, or was killed while it was."""
-    from samepath.data.limits import parse_json
-
     place = 0
     for line in _content(file).split(b"\n")[:-1]:
         place += len(line) + 1
@@ -200,8 +199,6 @@ def count_lines(file: Path) -> int:
 
 
 def _content(file: Path) -> bytes:
-    from samepath.data.limits import open_plain
-
     try:
         with open_plain(file) as opened:
             return opened.read()

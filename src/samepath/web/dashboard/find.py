@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from samepath.engine.state.folder_lock import is_locked
+from samepath.files import is_locked
 
 MARKS = {
     "run.json": "run",
@@ -109,9 +109,7 @@ def search(root: RootFolder) -> Search:
         num_folders += 1
         if num_folders > MAX_FOLDERS or len(items) >= MAX_ITEMS:
             what = f"{MAX_FOLDERS:,} folders" if num_folders > MAX_FOLDERS else f"{MAX_ITEMS:,}"
-            notes.append(
-                f"there is more than {what} here: give a folder further down to see the rest"
-            )
+            notes.append(f"there is more than {what} here: give a deeper folder to see the rest")
             break
         try:
             entries = _entries(root.path / folder)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samepath.engine.state.folder_lock import lock_folder
 from samepath.errors import UserError
+from samepath.files import lock_folder
 from samepath.web.explorer.explorer import Explorer, Rows
 from samepath.web.explorer.exports import KINDS, export
 from samepath.web.explorer.folder import check_folder
