@@ -27,7 +27,7 @@ from samepath.web.explorer.exports import (
     parquet_table,
     write_export,
 )
-from samepath.web.explorer.pictures import Pictures
+from samepath.web.explorer.folder import Pictures
 from samepath.web.guard import static_folder
 
 
@@ -141,8 +141,8 @@ def test_sheets_hold_every_thumbnail(tmp_path: Path, kind: str) -> None:
 def test_many_pictures_make_small_thumbnails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samepath.web.explorer.pictures.MAX_SHEET_PIXELS", 150 * 8 * 8)
-    monkeypatch.setattr("samepath.web.explorer.pictures.THUMBNAIL_SIDES", (16, 8))
+    monkeypatch.setattr("samepath.web.explorer.folder.MAX_SHEET_PIXELS", 150 * 8 * 8)
+    monkeypatch.setattr("samepath.web.explorer.folder.THUMBNAIL_SIDES", (16, 8))
     folder = make_curation_folder(tmp_path / "c", 150, pictures="slices")
     pictures = Pictures(folder / "images.safetensors")
     assert pictures.thumbnail_size() == (8, 3)

@@ -21,9 +21,9 @@ from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
 from samepath.web.explorer.edits import Columns, Edit, Edits, journal_of, texts
 from samepath.web.explorer.folder import (
-    CurationFolder,
+    OpenedCuration,
     next_keep_list,
-    open_folder,
+    open_curation,
     saved_keep_lists,
 )
 
@@ -64,7 +64,7 @@ class Explorer:
     """One folder and one keep-list, being looked at and edited."""
 
     def __init__(self, path: Path, keep: Path | None = None, *, read_only: bool = False) -> None:
-        self.folder: CurationFolder = open_folder(path)
+        self.folder: OpenedCuration = open_curation(path)
         self.keep = _choose_keep_list(path) if keep is None else keep
         self.keep_list: KeepList = read_keep_list(self.keep)
         if len(self.keep_list) != len(self.folder):
@@ -273,7 +273,7 @@ def _examples(rows: Rows) -> str:
     return f"example {rows[0]}" if len(rows) == 1 else f"{len(rows)} examples"
 
 
-def _sliders(folder: CurationFolder) -> list[ClassSliders]:
+def _sliders(folder: OpenedCuration) -> list[ClassSliders]:
     """The sliders of every class, in order."""
     chosen = {c.get("label"): c for c in folder.about.get("classes", [])}
     if not folder.labels_known and None in chosen:
