@@ -120,7 +120,7 @@ def test_an_overview_of_everything(client: TestClient, tmp_path: Path) -> None:
     assert page["explore"] == f"samepath explore {curated}"
 
 
-def test_a_run_is_running_only_while_somebody_holds_its_folder(
+def test_a_run_is_running_only_while_a_process_holds_its_folder(
     client: TestClient, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "a", 25, status="running")

@@ -1,4 +1,4 @@
-"""What leaves the explorer: tables that other tools read, and a page that needs nobody."""
+"""What leaves the explorer: tables that other tools read, and a page that needs no server."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_page_holds_everything_and_trusts_only_itself(tmp_path: Path) -> Non
     assert "alert(1)</script>" not in text
     assert "/static/" not in text
     assert not re.search(r"https?://(?!www\.w3\.org)", text)
-    assert str(tmp_path) not in text, "where it was made is nobody's business"
+    assert str(tmp_path) not in text, "the place where it was made is private"
     data, script = re.findall(r"<script[^>]*>(.*?)</script>", text, re.S)
     style = re.findall(r"<style>(.*?)</style>", text, re.S)[0]
     policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)[0]

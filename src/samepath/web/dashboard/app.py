@@ -50,7 +50,7 @@ def ui_app(contents: FolderContents, token: str) -> ASGIApp:
         return Response(html.content, media_type=html.kind, headers=headers)
 
     def answer(request: Request, content: Any) -> Response:
-        """JSON, unless the page has it already."""
+        """Answer with JSON, unless the page has it already."""
         body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         if request.headers.get("if-none-match") == tag:

@@ -30,16 +30,16 @@ KEPT_METRICS = 24
 """Runs whose curves are held in memory."""
 MAX_JSON = 32 * 2**20
 SEARCH_SECONDS = 1.5
-"""A search is at most so often, and never takes more than a tenth of the time."""
+"""Time between two searches, at least; searching takes at most a tenth of all time."""
 Value = TypeVar("Value")
 
 
 class NotFound(Exception):
-    """There is no such item, or no longer."""
+    """Raised for an item or a file that does not exist, or no longer."""
 
 
 class Unreadable(Exception):
-    """A file that is there cannot be read."""
+    """Raised for a file that is there and cannot be read."""
 
 
 class FolderContents:
@@ -131,7 +131,7 @@ class FolderContents:
         return self._items[id]
 
     def _line(self, item: Item) -> dict[str, Any]:
-        """What the overview says of an item."""
+        """Make the line of an item in the overview."""
         name = self.root.path.name if item.folder == "." else item.folder
         line = {
             "id": item.id,
@@ -172,7 +172,7 @@ class FolderContents:
         return run_line(record, is_running, newest) | {"spark": spark} | problem
 
     def _page(self, item: Item) -> dict[str, Any]:
-        """What an item's own page says."""
+        """Make the content of an item's own page."""
         line = self._line(item)
         files = shown_files(item, self.root).values() if not line["error"] else ()
         page = line | {"files": [vars(file) for file in files]}
@@ -191,7 +191,7 @@ class FolderContents:
         return content
 
     def _time(self, item: Item) -> float:
-        """When something last happened to it."""
+        """When an item last changed."""
         times = [0.0]
         for name in (item.mark, "metrics.jsonl"):
             stamp = self._stamp(item, name)
@@ -208,7 +208,7 @@ class FolderContents:
     def _read(
         self, item: Item, name: str, what: str, read: Callable[[IO[bytes]], Value]
     ) -> Value | None:
-        """What a function makes of a file, made again when the file has changed; None without."""
+        """Read a file with a function, again only when it has changed; None without a file."""
         stamp = self._stamp(item, name)
         if stamp is None:
             return None

@@ -1,4 +1,4 @@
-"""Finding what samepath wrote under a folder, and opening it safely.
+"""Search for what samepath wrote under a folder, and open it safely.
 
 In: a folder. Out: what was found in it, each item with an id made of its place. Guaranteed: no
 link is followed, so that nothing outside the folder is read; the walk is bounded, and says so where
@@ -31,7 +31,7 @@ MARKS = {
 }
 """The file that a folder of each kind has."""
 UNDERWAY = "settings.json"
-"""What a study that has no result yet has, beside a folder of runs."""
+"""The file of a study that has no result yet, beside a folder of runs."""
 _NAMES = {*MARKS, UNDERWAY, "pyvenv.cfg"}
 SKIPPED = {
     "node_modules", "__pycache__", "site-packages", "venv",
@@ -49,7 +49,7 @@ class Item:
     id: str
     kind: str
     folder: str
-    """Relative to the folder that was searched; "." for that itself."""
+    """Its place relative to the folder that was searched; "." for that itself."""
     mark: str
     """The file it was found by."""
     parent: str | None
@@ -69,7 +69,7 @@ class RootFolder:
 
     def __init__(self, given: Path) -> None:
         self.given = given
-        """As typed: commands that are shown name places this way."""
+        """The folder as it was typed: commands that are shown name places this way."""
         self.path = given.resolve()
 
     def shown(self, folder: str) -> str:
@@ -77,7 +77,7 @@ class RootFolder:
         return str(self.given / folder)
 
     def open(self, folder: str, name: str) -> IO[bytes]:
-        """A regular file, never through a link; OSError where there is none."""
+        """Open a regular file, never through a link; OSError where there is none."""
         place = self.path / folder
         if os.path.realpath(place) != str(place):
             raise PermissionError(errno.EPERM, "it is a link to another place")
@@ -89,17 +89,17 @@ class RootFolder:
         return os.fdopen(descriptor, "rb")
 
     def is_locked(self, folder: str) -> bool:
-        """A run trains here, or a study runs."""
+        """True while a run trains here, or a study runs."""
         return is_locked(self.path / folder)
 
 
 def id_of(*words: str) -> str:
-    """The same for the same item whenever and wherever the server is started."""
+    """An id that is the same for the same place whenever the server is started."""
     return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def search(root: RootFolder) -> Search:
-    """Walk the folder."""
+    """Walk the folder and list its items."""
     items: list[Item] = []
     waiting: deque[tuple[str, int, str | None]] = deque([(".", 0, None)])
     num_folders = num_unreadable = num_links = 0

@@ -1,7 +1,7 @@
-"""What is said of studies, findings and curations, which files of theirs are shown, and reports.
+"""Studies, findings and curations as the page shows them: words, files and reports.
 
-In: their JSON as read, the names in their folder, and the HTML of a report, which anybody may have
-written. Out: plain values for JSON. Guaranteed: content of any kind gives an answer; only files of
+In: their JSON as read, the names in their folder, and the HTML of a report, which is not
+trusted. Out: plain values for JSON. Guaranteed: content of any kind gives an answer; only files of
 known kinds are listed; of a report only tags of a short list are left, without attributes, and only
 pictures that are inside it: what runs or loads something is left out.
 """
@@ -22,11 +22,11 @@ from samepath.web.dashboard.find import Item, RootFolder, id_of
 from samepath.web.dashboard.runs import typed
 
 PAGES = {"study": "report.html", "curation": "report.html", "run": "show/index.html"}
-"""Where a kind's page is; <kind>.html for all others."""
+"""The report of each kind; <kind>.html for all others."""
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
 DOWNLOADS = {".csv": "text/csv", ".json": "application/json", ".gz": "application/gzip"}
 MAX_BYTES = 64 * 2**20
-"""A larger file is named, not sent."""
+"""Size up to which a file is sent; a larger one is only named."""
 _LISTED = {
     "strategies": "strategies",
     "workers": "workers",
@@ -41,18 +41,18 @@ _RACE = {"race": "strategies raced to a target", "grid": "batch sizes and learni
 
 @dataclass(frozen=True, kw_only=True)
 class ShownFile:
-    """A file that can be asked for."""
+    """A file of an item that the page can ask for."""
 
     id: str
     name: str
-    """Relative to its item's folder."""
+    """Its path relative to its item's folder."""
     kind: str
     """page, picture or download."""
     size: int
     is_large: bool
-    """Too large to be sent."""
+    """True for a file that is too large to be sent."""
     stamp: int
-    """Changes with the file: a browser that has another asks again."""
+    """A number that changes with the file: a browser that has another asks again."""
 
 
 def item_line(found: Item, content: Mapping[str, Any], is_running: bool) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def item_line(found: Item, content: Mapping[str, Any], is_running: bool) -> dict
 
 
 def item_page(found: Item, content: Mapping[str, Any], root: RootFolder) -> dict[str, Any]:
-    """What its own page says beside its report."""
+    """Facts for an item's page beside its report."""
     versions = content.get("versions")
     explore = ["samepath", "explore", root.shown(found.folder)]
     return {
@@ -119,7 +119,7 @@ def _title(kind: str, content: Mapping[str, Any]) -> str:
 
 
 def _facts(kind: str, content: Mapping[str, Any]) -> Iterator[str]:
-    """A few words each."""
+    """Facts about an item, a few words each."""
     if kind == "curation":
         kept, number = content.get("num_kept"), content.get("num_examples")
         if type(kept) is int and type(number) is int and number:
@@ -142,7 +142,7 @@ def _facts(kind: str, content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _words(value: Any) -> str:
-    """Text, a number, or a short list or the names of a table of them; nothing for all else."""
+    """Words for text, a number, a list of them, or the names of a table; "" for all else."""
     if isinstance(value, str) or type(value) in (int, float):
         return str(value)
     if isinstance(value, Mapping):
@@ -165,7 +165,7 @@ LEFT_OUT = {
     "script", "style", "title", "template", "noscript", "iframe", "object", "svg", "math",
     "textarea", "select", "button", "audio", "video", "canvas",
 }  # fmt: skip
-"""With all that is in them."""
+"""Tags that are left out with all that is in them."""
 _VOID = {"br"}
 _PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
 _DEEPEST = 40

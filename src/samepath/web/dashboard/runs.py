@@ -1,4 +1,4 @@
-"""What is said of a run: a line of the overview, its own page, and how it compares with others.
+"""Runs as the page shows them: a line of the overview, a page, curves, and comparisons.
 
 In: run.json as read, and what metrics.jsonl holds. Out: plain values for JSON. Guaranteed: a
 run.json of any content gives an answer: a damaged one gives the reason; a curve has at most
@@ -24,7 +24,7 @@ _INTERVAL = {"noise_scale": ("noise_low", "noise_high")}
 _TOGETHER = {name for names in _INTERVAL.values() for name in names}
 _DIGITS = 12
 NUM_POINTS = 400
-"""Of a curve on the screen."""
+"""Points of a curve on the screen, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class RunRecord:
 
     @classmethod
     def of(cls, content: Any) -> RunRecord:
-        """ValueError where it is no run of ours."""
+        """Take run.json apart; ValueError where it is not of samepath."""
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError("it is not a run of samepath: it has no config")
         result, starts = content.get("result"), content.get("starts")
@@ -56,7 +56,7 @@ class RunRecord:
 
     @property
     def steps_to_do(self) -> int | None:
-        """Where it will end at the latest; None where that is not known before."""
+        """The step at which the run ends at the latest; None where that is not known."""
         names = ("epochs", "num_examples", "batch_size")
         epochs, examples, batch = (_whole(self.config.get(name)) for name in names)
         if not batch or self.config.get("strategy", "strong") != "strong":
@@ -103,7 +103,7 @@ def run_line(record: RunRecord, is_running: bool, newest: Mapping[str, Any]) -> 
 
 
 def run_page(record: RunRecord, line: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """What its own page says beside the curves; `shown` is its place as one would type it."""
+    """Facts for a run's page beside its curves; `shown` is its place as one would type it."""
     recipe = str(record.config.get("recipe", ""))
     versions = record.last_start.get("versions")
     resume = ["samepath", "train", recipe, "--out", shown, "--resume"]
@@ -175,7 +175,7 @@ def shorten(
 
 
 def _rounded(values: Floats) -> list[float | None]:
-    """For JSON, with as many digits as a reader can use."""
+    """Numbers for JSON, with six digits; None for what is not finite."""
     return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""The explorer without its server: a curation folder, a keep-list, and what a person does to it.
+"""The explorer without its server: a curation folder, a keep-list, and edits of it.
 
 In: a folder, and requests that are already checked for form. Out: plain dictionaries and bytes for
 the page. Guaranteed: nothing in the folder is ever written over; a saved keep-list is a new file.
@@ -61,7 +61,7 @@ class ClassSliders:
 
 
 class Explorer:
-    """One folder and one keep-list, being looked at and edited."""
+    """A curation folder and one of its keep-lists, being looked at and edited."""
 
     def __init__(self, path: Path, keep: Path | None = None, *, read_only: bool = False) -> None:
         self.folder: OpenedCuration = open_curation(path)
@@ -86,7 +86,7 @@ class Explorer:
     # ---- what is shown
 
     def about(self) -> dict[str, Any]:
-        """What the page says of the whole."""
+        """Facts for the page that are not of single examples, and the state of the edits."""
         folder, pictures = self.folder, self.folder.pictures
         recipe = Path(str(folder.about.get("recipe", ""))).name
         return {
@@ -108,7 +108,7 @@ class Explorer:
         }
 
     def state(self) -> dict[str, Any]:
-        """Where the edits stand."""
+        """The state of the edits: what can be undone, and whether all is saved."""
         return {
             "version": self.edits.version,
             "undo": self.edits.to_undo,
@@ -141,7 +141,7 @@ class Explorer:
         return b"".join(parts + [np.asarray(column, dtype="<i4").tobytes() for column in wholes])
 
     def neighbours(self, row: int) -> list[tuple[int, float]]:
-        """The nearest others, and how far they are, in the space the map was made of."""
+        """The nearest other examples, and their distances, in the space the map was made of."""
         reduced = self.folder.reduced
         squares = np.square(reduced - reduced[row]).sum(1)
         squares[row] = np.inf
@@ -153,7 +153,7 @@ class Explorer:
     # ---- what is changed
 
     def mark(self, rows: Rows, kept: bool, note: str | None = None) -> dict[str, Any]:
-        """Keep or drop examples by hand; those that are so already keep their reason."""
+        """Keep or drop examples by hand; examples that are so already keep their reason."""
         old = self.edits.columns.take(rows)
         turned = old.kept != kept
         reasons, notes = old.reasons.copy(), old.notes.copy()
@@ -165,7 +165,7 @@ class Explorer:
         return self._apply(done, rows, new, f"already {'kept' if kept else 'dropped'}")
 
     def note(self, rows: Rows, note: str) -> dict[str, Any]:
-        """Write a note beside examples; an empty one takes it away."""
+        """Write a note beside examples; an empty note removes it."""
         new = self.edits.columns.take(rows)._replace(notes=texts([note] * len(rows)))
         title = f"{'note on' if note else 'no note on'} {_examples(rows)}"
         return self._apply(title, rows, new, "that is the note already")
@@ -200,7 +200,7 @@ class Explorer:
         return self._now(self.edits.redo())
 
     def save(self) -> dict[str, Any]:
-        """Write a new keep-list beside the others; where it is, and how to train with it."""
+        """Write a new keep-list beside the others; returns its place, and how to train with it."""
         out = next_keep_list(self.folder.path)
         write_keep_list(out, self.edited())
         self.edits.mark_saved(out)
@@ -234,7 +234,7 @@ class Explorer:
         return np.array([self._codes[reason] for reason in reasons], dtype=np.int64)
 
     def _apply(self, title: str, rows: Rows, new: Columns, nothing: str) -> dict[str, Any]:
-        """Apply what differs."""
+        """Apply the rows that differ; raise `nothing` where none does."""
         old = self.edits.columns.take(rows)
         differs = np.zeros(len(rows), dtype=np.bool_)
         for before, after in zip(old, new, strict=True):
@@ -258,7 +258,7 @@ class Explorer:
 
 
 def _choose_keep_list(path: Path) -> Path:
-    """The one with unsaved edits, if any; otherwise the newest."""
+    """The keep-list with unsaved edits, if there is one; otherwise the newest."""
     saved = saved_keep_lists(path)
     if not saved:
         raise UserError(f"{path} has no keep.csv; run `samepath curate` again, or give --keep FILE")

@@ -24,16 +24,16 @@ from samepath.files import brief, opened_tensors, read_json
 FORMAT = 1
 SHEET_SIDE = 2048
 MAX_SHEET_PIXELS = 32 * 10**6
-"""Of all thumbnails together: an exported page stays small enough to be sent."""
+"""Pixels of all thumbnails together: an exported page stays small enough to be sent."""
 PNG_PIXELS = 2 * 10**6
-"""Up to here sheets lose nothing; beyond, they are JPEG."""
+"""Pixels up to which sheets are PNG, which loses nothing; larger ones are JPEG."""
 THUMBNAIL_SIDES = (64, 48, 32, 24, 16)
 Floats = NDArray[np.float32]
 Whole = NDArray[np.int64]
 
 
 class Pictures:
-    """One small picture per example."""
+    """The images of a curation, one per example."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -77,8 +77,8 @@ class Pictures:
         return size
 
     def sheets(self) -> tuple[list[tuple[str, bytes]], tuple[int, int]]:
-        """Thumbnails of all, in order, line by line: sheets as (media type, file), and how many
-        thumbnails a sheet has across and down."""
+        """Thumbnails of all examples, in order, line by line: sheets as (media type, file), and
+        how many thumbnails a sheet has across and down."""
         width, height = self.thumbnail_size()
         across, down = max(1, SHEET_SIDE // width), max(1, SHEET_SIDE // height)
         starts = range(0, self.number, across * down)
@@ -126,7 +126,7 @@ class OpenedCuration:
     guesses: Whole | None
     """The class the model says, if it is a classifier."""
     confidences: Floats | None
-    """How sure it is of that."""
+    """The probability that the model gives that class."""
     pictures: Pictures | None
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ def saved_keep_lists(path: Path) -> list[Path]:
 
 
 def next_keep_list(path: Path) -> Path:
-    """The first name after all that are there."""
+    """The first name after those of all keep-lists in the folder."""
     taken = [int(p.stem.partition("-")[2] or 1) for p in saved_keep_lists(path)]
     return path / f"keep-{max(taken, default=1) + 1}.csv"
 

@@ -61,7 +61,7 @@ async function refresh() {
   const addresses = ["/api/overview", ...(shown.address ? [shown.address] : [])];
   try {
     const answers = await Promise.all(addresses.map(ask));
-    if (mine !== turn) return; // somebody has gone on to another page meanwhile
+    if (mine !== turn) return; // another page has been opened meanwhile
     has = Object.fromEntries(addresses.map((address, k) => [address, answers[k][1]]));
     const [overview, own] = answers.map(([answer]) => answer);
     if (!shown.element.isConnected) find("view").replaceChildren(shown.element);

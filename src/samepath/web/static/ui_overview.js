@@ -9,7 +9,7 @@ const GROUPS = [
   ["findings", "Findings", ["advice", "profile", "curvature", "simulation"]],
   ["curations", "Curations", ["curation"]],
 ];
-const STEP = 100; // rows of a group that are shown before somebody asks for more
+const STEP = 100; // rows of a group that are shown before the user asks for more
 const MOST_COMPARED = 12;
 const TRY = ["samepath train digits", "samepath advise digits", "samepath study digits"];
 
