@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.image import imread
 
-from samepath.report.curves import draw_loss_curves
+from samepath.report.show import draw_loss_curves
 
 
 def write_run(folder: Path, factor: float) -> Path:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from samepath.errors import UserError
 from samepath.insight.folder import Kind, choose_folder, kind_of, read_finding, write_finding
-from samepath.report.findings import finding_sections
+from samepath.report.show import finding_sections
 
 
 def write(folder: Path, kind: Kind, recipe: str = "digits", **content: Any) -> Path:

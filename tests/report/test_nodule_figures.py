@@ -12,15 +12,18 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from samepath.report.curves import draw_losses
-from samepath.report.ellipsoids import Floats, camera, picture_ellipsoids, picture_surface
 from samepath.report.nodules import (
+    Floats,
+    camera,
     draw_ellipsoids,
     draw_measures,
     draw_real_and_generated,
     draw_reconstructions,
     draw_sharpening,
+    picture_ellipsoids,
+    picture_surface,
 )
+from samepath.report.show import draw_losses
 
 LONG = "LIDC-IDRI-0078_and_a_name_without_blanks, $and$ $ with more words than have room"
 SIDE = 8
@@ -28,7 +31,7 @@ SIDE = 8
 
 @pytest.fixture(autouse=True)
 def few_rays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samepath.report.ellipsoids._OVERSAMPLING", 1)
+    monkeypatch.setattr("samepath.report.nodules._OVERSAMPLING", 1)
 
 
 def ball(radius: float, side: int = SIDE, middle: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Floats:

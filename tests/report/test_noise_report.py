@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from samepath.report.noise import draw_noise, noise_lines, noise_meaning, noise_words
+from samepath.report.show import draw_noise, noise_lines
+from samepath.report.words import noise_meaning, noise_words
 
 LINES: list[dict[str, Any]] = [
     {"step": 1, "train_loss": 2.0},  # of a batch of one grain

@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from samepath.report import study_tables
-from samepath.report.page import Section, write_page
-from samepath.report.study_gap import gap
-from samepath.report.study_grid import grid_metrics, preferred_batches
+from samepath.report import study as study_report
+from samepath.report.page import Section, markdown, write_page
+from samepath.report.study import loss_picture, write_report
+from samepath.report.study_figures import gap, pareto_front
 from samepath.report.study_losses import warmup_epochs
-from samepath.report.study_pareto import pareto_front
-from samepath.report.study_report import loss_picture, write_report
-from samepath.report.study_style import looks
-from samepath.report.study_words import duration, endings, listed, number
+from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
+from samepath.report.style import looks
+from samepath.report.words import duration, endings, listed, number
 from samepath.study.results import (
     Cell,
     ClockFacts,
@@ -184,7 +183,7 @@ def race(
                 strategy="strong", workers=2, measured_efficiency=0.8, modelled_efficiency=0.84
             ),
         ),
-        verdict=study_tables.verdict(cells, TARGET, "largest"),
+        verdict=verdict(cells, TARGET, "largest"),
     )
 
 
@@ -296,13 +295,13 @@ def test_efficiency_is_as_in_the_papers_tables() -> None:
             continue
         cells.append(cell)
     study = replace(study, cells=tuple(cells))
-    assert study_tables.efficiency_table(study, study_tables.strong_of(study)) == [
+    assert study_report.efficiency_table(study, study_report.strong_of(study)) == [
         ["workers", "strong"],
         ["1", "100.0"],
         ["2", "105.2"],
         ["16", "58.1 (55.0 to 61.2) †"],
     ]
-    assert study_tables.efficiency_table(study, study_tables.others_of(study)) == [
+    assert study_report.efficiency_table(study, study_report.others_of(study)) == [
         ["workers", "warmup", "linear"],
         ["1", "100.0", "100.0"],
         ["2", "85.0, 2 of 3 seeds", "not run"],
@@ -316,9 +315,9 @@ def test_tables_agree_with_the_runs() -> None:
     one, four = times["strong", 1], times["strong", 4]
     assert one is not None
     assert four is not None
-    efficiency = study_tables.efficiency_table(study, ["strong", "linear"])[2]
+    efficiency = study_report.efficiency_table(study, ["strong", "linear"])[2]
     assert efficiency == ["4", f"{100 * one / 4 / four:.1f} †", "NaN"]
-    rows = study_tables.time_table(study)
+    rows = study_report.time_table(study)
     assert rows[0] == ["workers", "strong", "weak", "linear"]
     assert rows[1][1] == f"{one / 60:#.3g} min"
     assert rows[2][1] == f"{four:#.3g} s †"
@@ -330,36 +329,34 @@ def test_a_time_with_several_seeds_has_its_range() -> None:
     seconds = study.cell("strong", 1).seconds
     assert seconds is not None
     low, middle, high = (f"{s / 60:#.3g}" for s in (seconds.low, seconds.median, seconds.high))
-    assert study_tables.time_table(study)[1][1] == f"{middle} min ({low} to {high})"
+    assert study_report.time_table(study)[1][1] == f"{middle} min ({low} to {high})"
 
 
 def test_predictions_say_by_how_much_they_are_off() -> None:
-    rows = study_tables.predictions_table(race(("strong",), (1,), (0,)))
+    rows = study_report.predictions_table(race(("strong",), (1,), (0,)))
     assert rows[1] == ["strong", "2", "80.0", "84.0", "+4.0", "+5.0"]
 
 
 def test_runs_and_facts() -> None:
     study = race()
-    rows = study_tables.runs_table(study)
+    rows = study_report.runs_table(study)
     assert len(rows) == 1 + 5 * 6 * 3
     linear = next(row for row in rows if row[:3] == ["linear", "32", "0"])
     assert linear[3:9] == ["1024", "0.0336", "0", "diverged: the loss is not a number", "1", "none"]
     assert linear[10] == "modelled"
-    facts = dict(study_tables.facts_table(study))
+    facts = dict(study_report.facts_table(study))
     assert facts["target"] == (
         "validation loss 0.0016384: the validation loss after 50 % of the sequential run's epochs"
     )
     assert "range test" in facts["learning rate"]
     assert facts["network"] == "1 Gbit/s (preset): 125 MB/s, 50 µs latency"
-    rates = study_tables.rates_table(study)
+    rates = study_report.rates_table(study)
     assert rates[2][0] == "0.00105 (chosen)"
     assert rates[3] == ["0.0021", "no", "NaN", "not a number at step 9"]
 
 
 def test_tables_become_markdown() -> None:
-    assert study_tables.markdown([["a", "b|c"], ["1", "2"]]) == (
-        "| a | b\\|c |\n| --- | --- |\n| 1 | 2 |\n"
-    )
+    assert markdown([["a", "b|c"], ["1", "2"]]) == ("| a | b\\|c |\n| --- | --- |\n| 1 | 2 |\n")
 
 
 def test_words() -> None:
@@ -430,7 +427,7 @@ def test_preferred_batches() -> None:
     assert (16, 1.0) not in grid_metrics(study), "it diverged"
     by_loss = preferred_batches(grid(seeds=(0,), metric="loss"))
     assert by_loss[0.1][0] == 256, "the lowest"
-    table = study_tables.grid_table(grid())
+    table = study_report.grid_table(grid())
     assert table[1][4] == "diverged"
     assert table[3][4].endswith(", 2 of 3 seeds")
 
@@ -507,10 +504,10 @@ def test_report_of_a_race_that_has_hardly_begun(tmp_path: Path) -> None:
         curve = (first,) if run.workers == 1 else ()
         runs.append(replace(run, ended="unfinished", curve=curve))
     cells = cells_of(runs)
-    said = study_tables.verdict(cells, TARGET, "recipe")
+    said = verdict(cells, TARGET, "recipe")
     begun = replace(study, runs=tuple(runs), cells=cells, predictions=(), verdict=said)
     assert "not finished" in check_files(begun, tmp_path / "begun")
-    said = study_tables.verdict((), TARGET, "recipe")
+    said = verdict((), TARGET, "recipe")
     empty = replace(study, runs=(), cells=(), predictions=(), verdict=said)
     assert "not run" in check_files(empty, tmp_path / "empty")
 

@@ -75,3 +75,10 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
     head, *body = rows
     return "<table>" + line(head, "th") + "".join(line(row, "td") for row in body) + "</table>"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table for a document."""
+    head, *body = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,22 +1,29 @@
-"""What a run has to show, as pictures and one page.
+"""The report of a run: `samepath show`.
 
-In: a run's folder, and others to compare its losses with. Out: a folder with `losses.png`, whatever
-the recipe draws (`Recipe.show`), what was found out about it, and `index.html`, which holds it all.
-Guaranteed: the runs themselves are not changed.
+In: a run's folder, and others to compare its losses with. Out: a folder with `losses.png`,
+`noise.png`, whatever the recipe draws (`Recipe.show`), what was found out about the recipe, and
+`index.html`, which holds it all. Guaranteed: the runs themselves are not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from samepath.engine.state.reopen import ReopenedRun, look_at
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
-from samepath.report.curves import draw_losses
-from samepath.report.findings import finding_sections
-from samepath.report.noise import draw_noise, noise_lines, noise_meaning, noise_words
+from samepath.insight.folder import Kind, kind_of, read_finding
 from samepath.report.page import Section, write_page
+from samepath.report.style import clip, save_figure, title_size
+from samepath.report.words import noise_meaning, noise_words, time_unit
 
 
 def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -> Path:
@@ -36,7 +43,7 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
         labels = {each.name if told_by_name else str(each): each for each in runs}
         draw_losses(labels, picture, title=f"{run.config['recipe']}: loss")
         sections.append(Section(heading="Loss", picture=picture))
-    sections += _noise(run, folder)
+    sections += _noise_sections(run, folder)
     if draws:
         assert run.recipe.show is not None
         sections += run.recipe.show(run, folder)
@@ -46,7 +53,7 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
     return page
 
 
-def _noise(run: ReopenedRun, folder: Path) -> list[Section]:
+def _noise_sections(run: ReopenedRun, folder: Path) -> list[Section]:
     metrics = run.folder.read_metrics()
     lines = noise_lines(metrics)
     if len(lines) < 2:  # no line to draw
@@ -73,3 +80,183 @@ def _facts(run: ReopenedRun) -> list[list[str]]:
     rows.append(["command", " ".join(run.record["starts"][-1]["command"])])
     rows.append(["torch", run.record["starts"][-1]["versions"]["torch"]])
     return rows
+
+
+_COLOURS = ("#9ecae1", "#08519c", "#fec44f", "#000000")
+
+
+def draw_loss_curves(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
+    """Training loss by step, and validation loss at the end of each epoch."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    widths = (9.0, 6.0, 3.2, 1.0)
+    for (label, folder), width, colour in zip(runs.items(), widths, _COLOURS, strict=False):
+        lines = RunFolder(folder).read_metrics()
+        train = [(line["step"], line["train_loss"]) for line in lines if "train_loss" in line]
+        valid = [(line["step"], line["valid_loss"]) for line in lines if "valid_loss" in line]
+        axes.plot(*zip(*train, strict=True), color=colour, linewidth=width, label=label)
+        if valid:
+            axes.plot(
+                *zip(*valid, strict=True),
+                "o",
+                color=colour,
+                markeredgecolor="black",
+                markeredgewidth=0.6,
+                markersize=1.5 * width + 2,
+                zorder=3,
+            )
+    axes.plot([], [], "o", color="white", markeredgecolor="black", label="validation")
+    axes.set(xlabel="step", ylabel="loss", yscale="log", title=title)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3, which="both")
+    save_figure(figure, out)
+
+
+def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
+    """Training and validation loss by epoch, and validation loss by time, of runs by label.
+
+    Runs on the same path lie on each other at the left, wide and pale below, narrow and dark on
+    top, and apart at the right if they took different times.
+    """
+    figure = Figure(figsize=(10.0, 4.6))
+    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
+    by_epoch, by_time = figure.subplots(1, 2, sharey=True)
+    found = {label: _epochs_of(folder) for label, folder in runs.items()}
+    longest = max((line["time"] for lines in found.values() for line in lines), default=0.0)
+    unit, seconds = time_unit(longest)
+    widths = np.geomspace(8.0, 1.6, len(runs)) if len(runs) > 1 else np.array([2.0])
+    shades = np.linspace(0.32, 1.0, len(runs)) if len(runs) > 1 else np.array([0.85])
+    for (label, lines), width, shade in zip(found.items(), widths, shades, strict=True):
+        for name, key, hue in (
+            ("training", "epoch_train_loss", "Oranges"),
+            ("validation", "valid_loss", "Blues"),
+        ):
+            there = [line for line in lines if line.get(key) is not None]
+            losses = [float(line[key]) for line in there]
+            how: dict[str, Any] = {
+                "color": colormaps[hue](shade),
+                "linewidth": width,
+                "marker": "o" if len(there) <= 30 else "",
+                "markersize": width + 3.0,
+            }
+            epochs = [line["epoch"] + 1 for line in there]
+            by_epoch.plot(epochs, losses, label=f"{name}, {clip(label, 60)}", **how)
+            if key == "valid_loss":
+                how |= {"linewidth": 1.0 + width / 3.0, "markersize": 3.0 + width / 3.0}
+                by_time.plot([line["time"] / seconds for line in there], losses, **how)
+    by_epoch.set(xlabel="epoch", ylabel="loss", yscale="log", title="by epoch")
+    by_time.set(xlabel=unit, title="validation, by time")
+    by_epoch.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (by_epoch, by_time):
+        axes.grid(alpha=0.3, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=title_size(title), weight="bold", parse_math=False)
+    fitting = 110 // (max(map(len, runs)) + len("validation, and a line"))
+    fitting = max(1, min(len(runs), fitting))
+    legend = figure.legend(loc="outside lower center", ncols=fitting, frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    save_figure(figure, out)
+
+
+def _epochs_of(folder: Path) -> list[dict[str, Any]]:
+    """A run's lines at ends of epochs, each with `time`: seconds of training up to it.
+
+    `seconds` begins anew at every start of the run: where it falls, what went before is added. (A
+    start is overlooked only if its first step took longer than all that went before.)
+    """
+    earlier = last = 0.0
+    epochs = []
+    for line in RunFolder(folder).read_metrics():
+        if line["seconds"] < last:
+            earlier += last
+        last = line["seconds"]
+        if "epoch_train_loss" in line:
+            epochs.append({**line, "time": earlier + last})
+    return epochs
+
+
+def noise_lines(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines that say something of the noise scale."""
+    return [line for line in metrics if line.get("noise_scale") is not None]
+
+
+def draw_noise(metrics: Sequence[dict[str, Any]], batch_size: int, out: Path, title: str) -> None:
+    """The scale by step with its interval, and the batch size it is to be held against."""
+    lines = noise_lines(metrics)
+    figure = Figure(figsize=(8.0, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    steps = [line["step"] for line in lines]
+    top = 4.0 * max(max(line["noise_scale"] for line in lines), batch_size)
+    told = [line for line in lines if line.get("noise_low") is not None]
+    axes.fill_between(
+        [line["step"] for line in told],
+        [max(line["noise_low"], 1.0) for line in told],
+        [top if line["noise_high"] is None else min(line["noise_high"], top) for line in told],
+        color="#9ecae1",
+        alpha=0.6,
+        linewidth=0.0,
+        label="95% interval",
+    )
+    axes.plot(steps, [line["noise_scale"] for line in lines], color="#08519c", label="noise scale")
+    axes.axhline(batch_size, color="#d95f02", linestyle="--", label=f"batch size {batch_size}")
+    axes.set(xlabel="step", ylabel="examples", yscale="log")
+    axes.set_ylim(top=top)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(clip(title, 80), parse_math=False)
+    axes.grid(alpha=0.3, which="both")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=3, loc="upper left")
+    save_figure(figure, out)
+
+
+def finding_sections(run: Path, recipe: str) -> list[Section]:
+    """One section a picture; the first of a finding has its verdict."""
+    newest: dict[Kind, tuple[Path, dict[str, Any]]] = {}
+    sections = []
+    for folder, kind in _finding_folders(run):
+        try:
+            content = read_finding(folder, kind)
+        except UserError as error:
+            sections.append(Section(heading=kind.capitalize(), words=str(error)))
+            continue
+        is_newer = kind not in newest or content["time"] > newest[kind][1]["time"]
+        if is_newer and _is_about(content, run, recipe):
+            newest[kind] = folder, content
+    for kind, (folder, content) in newest.items():
+        command = " ".join(map(str, content["command"]))
+        sections.append(
+            Section(
+                heading=kind.capitalize(),
+                words=str(content.get("verdict") or content.get("summary", "")),
+                note=f"{folder}: {command}",
+            )
+        )
+        for picture in sorted(folder.glob("*.png")):
+            heading = f"{kind.capitalize()}: {picture.stem.replace('_', ' ')}"
+            sections.append(Section(heading=heading, picture=picture))
+    return sections
+
+
+def _finding_folders(run: Path) -> Iterator[tuple[Path, Kind]]:
+    places = {run.resolve(), run.resolve().parent.parent / "insight", Path("insight").resolve()}
+    for place in sorted(places):
+        for folder in _inside(place):
+            kind = kind_of(folder)
+            if kind is not None:
+                yield folder, kind
+
+
+def _is_about(content: dict[str, Any], run: Path, recipe: str) -> bool:
+    if content["kind"] != "curvature":
+        return bool(content["recipe"] == recipe)
+    here = os.path.realpath(run)
+    return any(os.path.realpath(each["path"]) == here for each in content["runs"])
+
+
+def _inside(place: Path) -> list[Path]:
+    """What a folder holds; nothing where there is none, or it is closed to us."""
+    try:
+        return sorted(place.iterdir())
+    except OSError:
+        return []

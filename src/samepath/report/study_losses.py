@@ -2,7 +2,8 @@
 
 In: a race and a strategy. Out: a PNG: losses by epoch and by time, and above them, where the rate
 warms up, the first epochs enlarged. Runs on the same path lie on each other by epoch: they are
-drawn one inside the other. One seed is drawn in full, the others faintly.
+drawn one inside the other. One seed is drawn in full, the others faintly. The axis shows all runs
+but what blows up: that leaves at the top.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from samepath.report.sheet import save_figure
-from samepath.report.study_loss_scale import LossScale, last_finite, loss_scale
-from samepath.report.study_style import (
+from samepath.report.style import (
     key,
     legend_beside,
     log_values,
     margins,
     new_figure,
     ramp,
+    save_figure,
     tidy,
 )
-from samepath.report.study_words import ENDED, base_name, number, time_unit, workers_named
+from samepath.report.words import ENDED, base_name, number, time_unit, workers_named
 from samepath.study.results import Epoch, RunRecord, Study
 
 _WARMUP_EPOCHS = 5
@@ -226,3 +226,62 @@ def _line(run: RunRecord, across: Across, loss: str) -> tuple[list[float], list[
 
 def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
+
+
+_BLOWN_UP = 5.0
+"""Times the highest loss of a run that does not diverge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    low: float
+    high: float
+    log: bool
+    ceiling: float
+    """Losses above it are not shown."""
+
+    def apply(self, axes: Axes) -> None:
+        if self.log:
+            log_values(axes, self.low, self.high)
+        else:
+            axes.set_ylim(self.low, self.high)
+
+
+def last_finite(run: RunRecord) -> tuple[Epoch, float] | None:
+    """The last epoch with a finite validation loss, and the loss."""
+    for epoch in reversed(run.curve):
+        if epoch.valid_loss is not None and math.isfinite(epoch.valid_loss):
+            return epoch, epoch.valid_loss
+    return None
+
+
+def loss_scale(
+    runs: Sequence[RunRecord],
+    others: Sequence[RunRecord],
+    also: float = math.nan,
+    until: float = math.inf,
+) -> LossScale:
+    """For the losses of `runs` up to an epoch, and `also` one more value.
+
+    `others` say what a loss is like where none of `runs` is in good health.
+    """
+    healthy = _finite_losses([run for run in runs if run.ended != "diverged"], until)
+    healthy = healthy or _finite_losses([run for run in others if run.ended != "diverged"], until)
+    extra = [also] if math.isfinite(also) else []
+    everything = [*_finite_losses(runs, until), *extra] or [1.0]
+    ceiling = max([_BLOWN_UP * max(healthy, default=math.inf), *extra])
+    if max(healthy, default=0.0) < 0.0:
+        ceiling = math.inf  # a multiple of a negative loss is no limit
+    shown = [loss for loss in everything if loss <= ceiling] or everything
+    if min(shown) > 0.0:
+        low, high = margins(shown)
+        return LossScale(low=low, high=high, log=True, ceiling=ceiling)
+    edge = 0.06 * (max(shown) - min(shown)) or 1.0
+    low, high = min(shown) - edge, max(shown) + edge
+    return LossScale(low=low, high=high, log=False, ceiling=ceiling)
+
+
+def _finite_losses(runs: Sequence[RunRecord], until: float) -> list[float]:
+    epochs = [epoch for run in runs for epoch in run.curve if epoch.epoch <= until]
+    both = [loss for e in epochs for loss in (e.train_loss, e.valid_loss)]
+    return [loss for loss in both if loss is not None and math.isfinite(loss)]

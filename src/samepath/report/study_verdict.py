@@ -8,18 +8,20 @@ reaches the target soonest, the second what became of the rest.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from samepath.report.study_words import (
+from samepath.report.words import (
     ENDED,
     duration,
+    endings,
     listed,
     number,
     percent,
     two_digits,
     workers_named,
 )
-from samepath.study.results import Cell
+from samepath.study.results import BatchRun, BatchStudy, Cell, GridStudy, Interval
 
 TIE = 0.01
 """Times that differ by no more than this fraction are called equal."""
@@ -293,3 +295,90 @@ def _subject(names: Sequence[str], of: int) -> str:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def grid_verdict(study: GridStudy) -> str:
+    """Two sentences: the best of all, and how the preferred batch moves with the rate."""
+    metrics = {
+        place: interval.median
+        for place, interval in grid_metrics(study).items()
+        if math.isfinite(interval.median)
+    }
+    if not metrics:
+        return (
+            f"No batch size ends with a finite {study.metric} at any rate tried. "
+            "Try lower learning rates."
+        )
+    pick = min if study.metric == "loss" else max
+    (size, rate), best = pick(metrics.items(), key=lambda item: item[1])
+    word = "lowest" if study.metric == "loss" else "highest"
+    first = (
+        f"The {word} {study.metric} after {study.epochs} epochs is {best:.4g}, "
+        f"with a batch of {size} at rate {rate:.3g}."
+    )
+    preferred = {r: batch for r, (batch, _, _) in sorted(preferred_batches(study).items())}
+    if len(preferred) < 2:
+        return first + " Give several --learning-rates to see how the preferred batch moves."
+    (low, small), *_, (high, large) = preferred.items()
+    moved = "grows" if large > small else "shrinks" if large < small else "stays"
+    to = f"from {small} at rate {low:.3g} to {large} at rate {high:.3g}"
+    if large == small:
+        to = f"at {small} from rate {low:.3g} to {high:.3g}"
+    return f"{first} The preferred batch {moved} {to}."
+
+
+def final_metric(study: BatchStudy, run: BatchRun) -> float:
+    """What a run is judged by, at its end; NaN if it did not get there in good health."""
+    if not run.curve or run.ended in ("diverged", "impossible", "unfinished"):
+        return math.nan
+    last = run.curve[-1]
+    value = last.valid_loss if study.metric == "loss" else last.metrics.get(study.metric)
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+def metric_better(study: BatchStudy) -> str:
+    """ "lower" or "higher"."""
+    return "lower" if study.metric == "loss" else "higher"
+
+
+def metric_text(study: BatchStudy, runs: Sequence[BatchRun]) -> str:
+    """What runs with several seeds ended with: median (lowest to highest), or how they ended."""
+    if not runs:
+        return "not run"
+    values = [v for v in (final_metric(study, run) for run in runs) if not math.isnan(v)]
+    if not values:
+        ended = [run.ended for run in runs]
+        return endings({name: ended.count(name) for name in dict.fromkeys(ended)})
+    low, middle, high = map(number, (min(values), statistics.median(values), max(values)))
+    text = middle if low == high else f"{middle} ({low} to {high})"
+    return text if len(values) == len(runs) else f"{text}, {len(values)} of {len(runs)} seeds"
+
+
+def grid_metrics(study: GridStudy) -> dict[tuple[int, float], Interval]:
+    """Of seeds that came through; only where more than half did."""
+    found = {}
+    for batch in study.batch_sizes:
+        for rate in study.learning_rates:
+            runs = [r for r in study.runs if (r.batch_size, r.learning_rate) == (batch, rate)]
+            values = [v for v in (final_metric(study, run) for run in runs) if not math.isnan(v)]
+            if 2 * len(values) > len(runs):
+                middle = statistics.median(values)
+                found[batch, rate] = Interval(median=middle, low=min(values), high=max(values))
+    return found
+
+
+def preferred_batches(study: GridStudy) -> dict[float, tuple[int, int, int]]:
+    """By learning rate: the batch with the best median, and the smallest and largest as good.
+
+    As good: the median is inside the spread of the best one's seeds. Of equal ones the smallest.
+    """
+    found, sign = grid_metrics(study), -1.0 if metric_better(study) == "lower" else 1.0
+    preferred = {}
+    for rate in study.learning_rates:
+        mine = {b: found[b, rate] for b in sorted(study.batch_sizes) if (b, rate) in found}
+        if mine:
+            best = max(mine, key=lambda b: sign * mine[b].median)
+            spread = mine[best]
+            good = [b for b, v in mine.items() if spread.low <= v.median <= spread.high]
+            preferred[rate] = best, min(good), max(good)
+    return preferred

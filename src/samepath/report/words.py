@@ -1,7 +1,7 @@
-"""Numbers and names of a study in words.
+"""Numbers and names in words, the same in tables, figures and sentences.
 
-In: values of a study. Out: short text, the same in tables, figures and sentences. Guaranteed: NaN,
-infinity and None are words too; nothing heavy is imported.
+In: values. Out: short text. Guaranteed: NaN, infinity and None are words too; nothing heavy is
+imported.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ ENDED = {
     "unfinished": "not finished",
 }
 """How a run ended, in words."""
+
+Rows = list[list[str]]
+"""A table: the first row is the header."""
 
 MODELLED = "†"
 """Marks a number that rests on a modelled time."""
@@ -102,3 +105,27 @@ def endings(ended: dict[str, int]) -> str:
     if len(there) == 1:
         return next(iter(there))
     return ", ".join(f"{name} ({count} of {total} seeds)" for name, count in there.items())
+
+
+def noise_words(value: float, low: float | None, high: float | None) -> str:
+    """Such as "320 examples (95%: 250 to 410)"."""
+    if low is None:
+        return f"{value:.3g} examples"
+    if high is None:
+        return f"{value:.3g} examples (95%: at least {low:.3g})"
+    return f"{value:.3g} examples (95%: {low:.3g} to {high:.3g})"
+
+
+def noise_meaning(value: float, batch_size: int) -> str:
+    """What the scale says of the batch size."""
+    ratio = value / batch_size
+    if ratio >= 4.0:
+        what = "a larger batch would save steps nearly in proportion"
+    elif ratio >= 1.0:
+        what = "a larger batch would still save steps, but less than in proportion"
+    else:
+        what = "a larger batch would hardly save steps"
+    return (
+        f"With a batch of {value:.3g} the gradient is half signal, half noise. "
+        f"The batch has {batch_size}: {what}. The scale usually grows while a model learns."
+    )

@@ -1,8 +1,8 @@
-"""How a study's figures look: one colour and marker per strategy, axes, legends.
+"""One look for every figure: sizes, colours, markers, axes, legends, saving.
 
-In: names and axes. Out: the same look in every figure. Guaranteed: a built-in strategy has the same
-colour in every study; no two strategies of a study share colour, marker and line; legends stand
-beside the axes.
+In: names, axes, pictures and text. Out: PNG files, their folders made if need be. Guaranteed: a
+built-in strategy has the same colour in every study; no two strategies of a study share colour,
+marker and line; legends stand beside the axes; a dollar sign in a text is a dollar sign.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -28,9 +30,9 @@ from matplotlib.ticker import (
     NullFormatter,
     NullLocator,
 )
+from numpy.typing import NDArray
 
-from samepath.report.sheet import clip, title_size
-from samepath.report.study_words import base_name
+from samepath.report.words import base_name
 
 # Okabe and Ito's colours first, then Tol's: both are made for colour-blind readers. Fifteen cannot
 # all be told apart by hue, so markers differ too.
@@ -229,3 +231,57 @@ def failures_strip(
     axes.grid(alpha=0.25, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
+
+
+DPI = 130
+
+
+class Sheet:
+    """A figure on which things are put in inches from the left and from the top."""
+
+    def __init__(self, width: float, height: float) -> None:
+        self.width, self.height = width, height
+        self.figure = Figure(figsize=(width, height))
+
+    def axes(self, left: float, top: float, width: float, height: float) -> Axes:
+        bottom = self.height - top - height
+        return self.figure.add_axes(
+            (left / self.width, bottom / self.height, width / self.width, height / self.height)
+        )
+
+    def tile(self, picture: NDArray[np.floating], left: float, top: float, size: float) -> None:
+        """A picture, grey or RGBA, in a frame that shows where it ends on the white page."""
+        axes = self.axes(left, top, size, size)
+        axes.set_facecolor("0.95")
+        axes.imshow(picture, cmap="gray", vmin=0.0, vmax=1.0, aspect="auto")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(color="0.6", linewidth=0.5)
+
+    def text(self, left: float, top: float, text: str, **how: Any) -> None:
+        """Text as it is given: a dollar sign is a dollar sign."""
+        how = {"fontsize": 10, "va": "center", "ha": "center", "parse_math": False, **how}
+        self.figure.text(left / self.width, 1.0 - top / self.height, text, **how)
+
+    def row_label(self, right: float, middle: float, name: str, below: str = "") -> None:
+        """A name and perhaps a line below it, to the left of a row of tiles."""
+        lines = textwrap.wrap(clip(name, 36), 15)[:3]
+        rise = 0.09 * len(lines) if below else 0.0
+        self.text(right - 0.12, middle - rise, "\n".join(lines), ha="right", weight="bold")
+        self.text(right - 0.12, middle + 0.18, below, ha="right", color="0.35")
+
+    def save(self, out: Path) -> None:
+        save_figure(self.figure, out)
+
+
+def save_figure(figure: Figure, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=DPI)
+
+
+def clip(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def title_size(title: str) -> float:
+    """Points in which a title of any length fits a figure ten inches wide."""
+    return min(13.0, 13.0 * 75.0 / max(len(title), 1))
