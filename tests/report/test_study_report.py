@@ -21,7 +21,7 @@ from samepath.report.study import loss_picture, write_report
 from samepath.report.study_figures import gap, pareto_front
 from samepath.report.study_losses import warmup_epochs
 from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
-from samepath.report.style import looks
+from samepath.report.style import strategy_looks as looks
 from samepath.report.words import duration, endings, listed, number
 from samepath.study.results import (
     Cell,

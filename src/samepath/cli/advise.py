@@ -18,7 +18,7 @@ from samepath.cli.common import (
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
-    from samepath.report.advise import Tables
+    from samepath.report.words import Tables
 
 
 @click.command()

@@ -8,9 +8,9 @@ lie apart, and if they are so few that they often would by chance, the verdict s
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,22 +30,10 @@ from samepath.data.keep_list import KeepList, read_keep_list
 from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import finite
 from samepath.errors import UserError
+from samepath.report import style
 from samepath.report.page import Section, write_page
 from samepath.report.study import data_facts, origin_facts
-from samepath.report.study_verdict import final_metric, metric_better, metric_text
-from samepath.report.style import (
-    Sheet,
-    clip,
-    cross_key,
-    key,
-    legend_beside,
-    new_figure,
-    powers_axis,
-    save_figure,
-    side_by_side,
-    spread_key,
-    tidy,
-)
+from samepath.report.study_verdict import metric_better, metric_interval, metric_text
 from samepath.report.words import Rows, listed, number
 from samepath.study.results import Interval
 
@@ -71,28 +59,23 @@ def write_curation_report(folder: Path) -> Path:
         images = read_arrays(file)["images"] if file.exists() else None
     except ValueError as error:
         raise UserError(f"{error}; run samepath curate again") from None
-    names = about["class_names"]
-    number = len(keep_list)
+    names, number = about["class_names"], len(keep_list)
     labels = np.zeros(number, np.int64) if keep_list.labels is None else keep_list.labels
-    name = Path(about["recipe"]).stem
+    name, places = Path(about["recipe"]).stem, mapped["map"]
     pictures = {part: folder / f"{part}.png" for part in ("map", "classes", "kdistance", "dropped")}
-    draw_map(
-        mapped["map"], labels, names, pictures["map"], title=f"{name}: {number:,} training examples"
-    )
-    draw_classes(
-        mapped["map"], labels, keep_list, names, pictures["classes"],
-        title=f"{name}: what is dropped of each class",
-    )  # fmt: skip
+    draw_map(places, labels, names, pictures["map"], title=f"{name}: {number:,} training examples")
+    title = f"{name}: examples dropped from each class"
+    draw_classes(places, labels, keep_list, names, pictures["classes"], title=title)
     if about["settings"]["method"] == "grid":
         pictures["kdistance"].unlink(missing_ok=True)
     else:
         considered = keep_list.kept | np.isin(keep_list.reasons, REASONS)
-        draw_k_distances(
-            mapped["map"], labels, considered, about["classes"], pictures["kdistance"],
-            title=f"{name}: k-distances and eps",
-        )  # fmt: skip
+        out, title = pictures["kdistance"], f"{name}: k-distances and eps"
+        draw_k_distances(places, labels, considered, about["classes"], out, title=title)
     worst = mapped.get("suspicion", known.get("losses", np.zeros(number)))
-    if images is None or not _draw_dropped(images, labels, names, keep_list, worst, pictures):
+    if images is None or not _draw_dropped(
+        images, labels, names, keep_list, worst, pictures["dropped"]
+    ):
         pictures["dropped"].unlink(missing_ok=True)
     page = folder / "report.html"
     write_page(page, f"{name}: curation", list(_sections(about, pictures)))
@@ -106,11 +89,12 @@ def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Sect
         f"({100 * about['reduction']:.2f}%). The features are those of the layer {about['layer']}."
     )
     yield Section(heading="What is kept", words=words, table=reduction_table(about))
-    yield Section(heading="Classes", table=classes_table(about), note=_TITLE[_method(about)] + ".")
+    note = f"{_TITLE[about['settings']['method']]}."
+    yield Section(heading="Classes", table=classes_table(about), note=note)
     if len(about["rounds"]) > 1:
         yield Section(heading="Rounds", table=rounds_table(about))
     yield Section(heading="The map", picture=pictures["map"])
-    yield Section(heading="What is dropped of each class", picture=pictures["classes"])
+    yield Section(heading="Examples dropped from each class", picture=pictures["classes"])
     if pictures["kdistance"].exists():
         words = (
             "Distances to the k-th neighbour within the class, ascending, k being min_samples - 1; "
@@ -119,36 +103,29 @@ def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Sect
         yield Section(heading="k-distances", words=words, picture=pictures["kdistance"])
     if pictures["dropped"].exists():
         words = f"Up to {PER_CLASS} of each class, the most suspicious first, with their reason."
-        yield Section(
-            heading="Examples of what is dropped", words=words, picture=pictures["dropped"]
-        )
+        yield Section(heading="Dropped examples", words=words, picture=pictures["dropped"])
     settings = {**about["settings"], "layer": about["layer"], "network": about["network"]}
     rows = [[name, str(value)] for name, value in settings.items() if value not in (None, {})]
-    yield Section(
-        heading="Settings", table=[["", ""], *rows, ["command", " ".join(about["command"])]]
-    )
+    command = ["command", " ".join(about["command"])]
+    yield Section(heading="Settings", table=[["", ""], *rows, command])
 
 
-def _method(about: dict[str, Any]) -> str:
-    return str(about["settings"]["method"])
-
-
-def reduction_table(about: dict[str, Any]) -> list[list[str]]:
+def reduction_table(about: dict[str, Any]) -> Rows:
     """As Table I of the paper: the network, and what it leaves."""
     kept, share = about["num_kept"], 100 * about["num_kept"] / about["num_examples"]
     left = f"{share:.2f}% or {kept:,} examples ({100 * about['reduction']:.2f}%)"
     network = Path(about["recipe"]).stem
     if str(about["network"]).endswith(".py"):
         network = Path(about["network"]).name
-    return [["Network used for feature extraction", "Filtered data size (reduction)"],
-            [network, left]]  # fmt: skip
+    head = ["Network used for feature extraction", "Filtered data size (reduction)"]
+    return [head, [network, left]]
 
 
-def classes_table(about: dict[str, Any]) -> list[list[str]]:
+def classes_table(about: dict[str, Any]) -> Rows:
     """Per class: before, after, clusters, eps, and how many for each reason."""
     found = {reason for facts in about["classes"] for reason in facts["reasons"]}
     reasons = [r for r in REASONS if r in found] + sorted(found - {*REASONS})
-    grid = _method(about) == "grid"
+    grid = about["settings"]["method"] == "grid"
     middle = ["cells"] if grid else ["clusters", "eps"]
     rows = [["class", "examples", "kept", "dropped", *middle, *reasons]]
     for facts in about["classes"]:
@@ -173,7 +150,7 @@ def _eps(facts: dict[str, Any]) -> str:
     return f"{facts['eps']:.3g}{how}"
 
 
-def rounds_table(about: dict[str, Any]) -> list[list[str]]:
+def rounds_table(about: dict[str, Any]) -> Rows:
     rows = [["round", "examples", "kept", "network"]]
     for facts in about["rounds"]:
         before, kept = f"{facts['num_examples']:,}", f"{facts['num_kept']:,}"
@@ -187,7 +164,7 @@ def _draw_dropped(
     names: Sequence[str],
     keep_list: KeepList,
     worst: NDArray[Any],
-    pictures: dict[str, Path],
+    out: Path,
 ) -> bool:
     """A row of pictures for each class that something is dropped of; False if nothing is."""
     chosen: dict[int, NDArray[np.int64]] = {}
@@ -200,20 +177,17 @@ def _draw_dropped(
     chosen = dict(list(chosen.items())[:_MOST_CLASSES])
     wide = images.shape[2] / images.shape[1]
     step, high = _TILE * wide + 0.34, _TILE + 0.42
-    sheet = Sheet(1.5 + PER_CLASS * step + 0.1, len(chosen) * high + 0.2)
+    sheet = style.Sheet(1.5 + PER_CLASS * step + 0.1, len(chosen) * high + 0.2)
     for row, (label, rows) in enumerate(chosen.items()):
         top = 0.1 + row * high
         sheet.row_label(1.45, top + _TILE / 2, names[label])
         for column, example in enumerate(rows.tolist()):
             left = 1.5 + column * step + 0.17
-            axes = sheet.axes(left, top, _TILE * wide, _TILE)
-            axes.imshow(images[example], cmap="gray", vmin=0, vmax=255, aspect="auto")
-            axes.set(xticks=[], yticks=[])
-            axes.spines[:].set(color="0.6", linewidth=0.5)
+            sheet.tile(images[example], left, top, _TILE, wide=wide, white=255.0)
             middle = left + _TILE * wide / 2
-            words = f"{example}\n{clip(keep_list.reasons[example], 15)}"
+            words = f"{example}\n{style.clip(keep_list.reasons[example], 15)}"
             sheet.text(middle, top + _TILE + 0.17, words, fontsize=6.5, color="0.25")
-    sheet.save(pictures["dropped"])
+    sheet.save(out)
     return True
 
 
@@ -234,54 +208,48 @@ REASON_LOOKS = {
 _OTHER_REASON = ("#8C564B", "v")
 _KEPT = "#5B9BD0"
 _OTHERS = "#E6E6E6"
-_COLUMNS = 5
 _PANEL = 2.3
 
 Ints = NDArray[np.int64]
+Places = NDArray[np.float32]
 
 
-def class_looks(number: int) -> list[tuple[str, str]]:
+def class_looks(number: int) -> list[style.Look]:
     """A colour and a marker for each of so many classes."""
     if number <= len(COLOURS):
-        return [(colour, "o") for colour in COLOURS[:number]]
+        return [style.Look(colour, "o") for colour in COLOURS[:number]]
     hues = [to_hex(colormaps["turbo"](0.04 + 0.92 * i / (number - 1))) for i in range(number)]
-    return [(hue, _MARKERS[i % len(_MARKERS)]) for i, hue in enumerate(hues)]
+    return list(map(style.Look, hues, itertools.cycle(_MARKERS)))
+
+
+def _present(labels: Ints, class_names: Sequence[str]) -> list[int]:
+    return [label for label in range(len(class_names)) if (labels == label).any()]
 
 
 def draw_map(
-    places: NDArray[np.float32],
-    labels: Ints,
-    class_names: Sequence[str],
-    out: Path,
-    *,
-    title: str,
+    places: Places, labels: Ints, class_names: Sequence[str], out: Path, *, title: str
 ) -> None:
     """All examples on the map, by class."""
-    present = [label for label in range(len(class_names)) if (labels == label).any()]
-    looks = class_looks(len(present))
-    rows = max(1, math.ceil(len(present) / 40))
-    figure = new_figure(9.6 + 1.2 * (rows - 1), 7.0, title)
+    present = _present(labels, class_names)
+    looks = dict(zip(present, class_looks(len(present)), strict=True))
+    columns = max(1, math.ceil(len(present) / 40))
+    figure = style.new_figure(9.6 + 1.2 * (columns - 1), 7.0, title)
     axes = figure.add_subplot()
-    size = _size(len(places))
     # in one go and in the data's order: drawn class by class, the last would hide the others
-    for marker in dict.fromkeys(marker for _, marker in looks):
-        some = [label for label, look in zip(present, looks, strict=True) if look[1] == marker]
-        colour_of = {label: looks[present.index(label)][0] for label in some}
-        mine = np.isin(labels, some)
-        colours = [colour_of[int(label)] for label in labels[mine]]
-        _points(axes, places[mine], colours, size, marker, alpha=0.75)
+    for marker in dict.fromkeys(look.marker for look in looks.values()):
+        mine = np.isin(labels, [label for label in present if looks[label].marker == marker])
+        colours = [looks[int(label)].colour for label in labels[mine]]
+        _points(axes, places[mine], colours, _size(len(places)), marker, alpha=0.75)
     _plain(axes, places)
-    handles = [
-        key(f"{class_names[label]} ({int((labels == label).sum()):,})", color=colour,
-            marker=marker, linestyle="", markersize=7)
-        for label, (colour, marker) in zip(present, looks, strict=True)
-    ]  # fmt: skip
-    legend_beside(figure, handles)
-    save_figure(figure, out)
+    handles = []
+    for label, look in looks.items():
+        words = f"{class_names[label]} ({int((labels == label).sum()):,})"
+        handles.append(style.point_key(words, look.marker, color=look.colour, markersize=7))
+    style.finish(figure, handles, out)
 
 
 def draw_classes(
-    places: NDArray[np.float32],
+    places: Places,
     labels: Ints,
     keep_list: KeepList,
     class_names: Sequence[str],
@@ -290,44 +258,39 @@ def draw_classes(
     title: str,
 ) -> None:
     """A panel for each class: what is kept and, by reason, what is dropped; the others behind."""
-    present = [label for label in range(len(class_names)) if (labels == label).any()]
-    columns = min(_COLUMNS, len(present))
+    present = _present(labels, class_names)
+    columns = min(5, len(present))
     rows = math.ceil(len(present) / columns)
-    figure = new_figure(max(columns * _PANEL + 2.4, 7.0), rows * (_PANEL + 0.35) + 0.6, title)
-    reasons = np.array([clip(reason, 40) for reason in keep_list.reasons], dtype=object)
+    width, height = max(columns * _PANEL + 2.4, 7.0), rows * (_PANEL + 0.35) + 0.6
+    figure = style.new_figure(width, height, title)
+    reasons = np.array([style.clip(reason, 40) for reason in keep_list.reasons], dtype=object)
     dropped = ~keep_list.kept
     shown: list[str] = []
     for place, label in enumerate(present):
         axes = figure.add_subplot(rows, columns, place + 1)
         mine = labels == label
         size = 0.35 * _size(len(places) // 2)
-        some = ~mine
-        _points(axes, places[some], [_OTHERS] * int(some.sum()), 0.6 * size, "o", alpha=1.0)
-        some = mine & ~dropped
-        _points(axes, places[some], [_KEPT] * int(some.sum()), size, "o", alpha=0.8)
+        _points(axes, places[~mine], _OTHERS, 0.6 * size, "o", alpha=1.0)
+        _points(axes, places[mine & ~dropped], _KEPT, size, "o", alpha=0.8)
         for reason in _ordered(reasons[mine & dropped]):
             colour, marker = REASON_LOOKS.get(reason, _OTHER_REASON)
             some = mine & dropped & (reasons == reason)
             bigger = max(size, 2.5) * (1.5 if reason in ("noise", "sampled out") else 5.0)
-            _points(axes, places[some], [colour] * int(some.sum()), bigger, marker, alpha=0.95)
+            _points(axes, places[some], colour, bigger, marker, alpha=0.95)
             shown += [] if reason in shown else [reason]
         _plain(axes, places)
         number, kept = int(mine.sum()), int((mine & ~dropped).sum())
         share = f"{kept:,} of {number:,} ({100 * (1 - kept / number):.1f}% dropped)"
-        axes.set_title(
-            f"{clip(class_names[label], 24)}\n{share}", fontsize=8.5, loc="left", parse_math=False
-        )
+        heading = f"{style.clip(class_names[label], 24)}\n{share}"
+        axes.set_title(heading, fontsize=8.5, loc="left", parse_math=False)
     looks = [("kept", _KEPT, "o"), ("other classes", _OTHERS, "o")]
     looks += [(reason, *REASON_LOOKS.get(reason, _OTHER_REASON)) for reason in _ordered(shown)]
-    legend_beside(
-        figure,
-        [key(n, color=colour, marker=m, linestyle="", markersize=7) for n, colour, m in looks],
-    )
-    save_figure(figure, out)
+    keys = [style.point_key(name, marker, color=c, markersize=7) for name, c, marker in looks]
+    style.finish(figure, keys, out)
 
 
 def draw_k_distances(
-    places: NDArray[np.float32],
+    places: Places,
     labels: Ints,
     considered: NDArray[np.bool_],
     classes: Sequence[dict[str, Any]],
@@ -337,31 +300,30 @@ def draw_k_distances(
 ) -> None:
     """The sorted k-distances of each class, and the eps that was chosen on it."""
     drawn = [facts for facts in classes if facts["eps"] is not None]
-    figure = new_figure(9.6, 5.6, title)
+    figure = style.new_figure(9.6, 5.6, title)
     axes = figure.add_subplot()
     handles, highest = [], 0.0
-    for facts, (colour, marker) in zip(drawn, class_looks(len(drawn)), strict=True):
+    for facts, (colour, marker, _) in zip(drawn, class_looks(len(drawn)), strict=True):
         mine = considered & (labels == (facts["label"] or 0))
         curve = k_distances(places[mine], facts["min_samples"] - 1)
         share = np.arange(1, len(curve) + 1) / len(curve)
         axes.plot(100 * share, curve, color=colour, linewidth=1.3)
         at = float(np.searchsorted(curve, facts["eps"], side="right") / len(curve))
-        style: dict[str, Any] = {"markersize": 8, "markeredgecolor": "white"}
-        axes.plot([100 * at], [facts["eps"]], marker, color=colour, zorder=3, **style)
+        how: dict[str, Any] = {"markersize": 8, "markeredgecolor": "white"}
+        axes.plot([100 * at], [facts["eps"]], marker, color=colour, zorder=3, **how)
         highest = max(highest, facts["eps"])
         words = f"{facts['name']}: eps {facts['eps']:.3g}"
         if facts["eps_from"] != "knee":
             words += f" ({facts['eps_from']})"
-        handles.append(key(words, color=colour, marker=marker, markersize=6))
+        handles.append(style.key(words, color=colour, marker=marker, markersize=6))
     axes.set_ylim(0, 4 * highest or 1.0)
     axes.set_xlim(0, 101)
-    axes.set_xlabel("part of the class's points, in percent")
+    axes.set_xlabel("share of the class's points (%)")
     axes.set_ylabel("distance to the k-th neighbour on the map")
-    note = "points to the right of a mark are not at the heart of a cluster; curves go on upwards"
+    note = "points to the right of a mark are not core points; curves are cut at the top"
     axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=8.5, color="0.35")
-    tidy(axes)
-    legend_beside(figure, handles)
-    save_figure(figure, out)
+    style.tidy(axes)
+    style.finish(figure, handles, out)
 
 
 def _ordered(reasons: Sequence[str] | NDArray[Any]) -> list[str]:
@@ -372,19 +334,12 @@ def _ordered(reasons: Sequence[str] | NDArray[Any]) -> list[str]:
 
 
 def _points(
-    axes: Axes,
-    places: NDArray[np.float32],
-    colours: Sequence[str],
-    size: float,
-    marker: str,
-    *,
-    alpha: float,
+    axes: Axes, places: Places, colour: str | list[str], size: float, marker: str, *, alpha: float
 ) -> None:
+    """Points as a picture: fifty thousand take no longer to open than five."""
     if len(places):
-        axes.scatter(
-            places[:, 0], places[:, 1], c=colours, s=size, marker=marker, alpha=alpha,
-            linewidths=0, rasterized=True,
-        )  # fmt: skip
+        how: dict[str, Any] = {"alpha": alpha, "linewidths": 0, "rasterized": True}
+        axes.scatter(places[:, 0], places[:, 1], c=colour, s=size, marker=marker, **how)
 
 
 def _size(number: int) -> float:
@@ -392,7 +347,7 @@ def _size(number: int) -> float:
     return float(np.clip(12_000 / max(number, 1), 1.5, 14.0))
 
 
-def _plain(axes: Axes, places: NDArray[np.float32]) -> None:
+def _plain(axes: Axes, places: Places) -> None:
     """No numbers: t-SNE's coordinates have no meaning. The same extent everywhere."""
     low, high = places.min(0), places.max(0)
     room = 0.03 * np.maximum(high - low, 1e-6)
@@ -403,7 +358,11 @@ def _plain(axes: Axes, places: NDArray[np.float32]) -> None:
 
 
 CHANCE = 0.05
-_VARIANT_LOOKS = {FULL: ("#0072B2", "o"), FILTERED: ("#D55E00", "s"), RANDOM: ("#7F7F7F", "^")}
+_VARIANT_LOOKS = {
+    FULL: style.Look("#0072B2", "o"),
+    FILTERED: style.Look("#D55E00", "s"),
+    RANDOM: style.Look("#7F7F7F", "^"),
+}
 _CALLED = {
     FULL: "all examples",
     FILTERED: "filtered",
@@ -424,16 +383,18 @@ def finish_comparison(comparison: Comparison, folder: Path) -> tuple[Comparison,
 
 def comparison_table(comparison: Comparison) -> Rows:
     """The metric at the end by weight decay and batch size, a column for each kind of data."""
-    names = [f"{_CALLED[v.name]} ({v.num_examples})" for v in comparison.variants]
-    rows = [["weight decay", "batch size", *names]]
+    names = [variant.name for variant in comparison.variants]
+    rows = [["weight decay", "batch size", *_variant_names(comparison).values()]]
     for decay in comparison.weight_decays:
         for batch in comparison.batch_sizes:
-            cells = [
-                metric_text(comparison, _runs(comparison, variant.name, batch, decay))
-                for variant in comparison.variants
-            ]
+            runs = [_runs(comparison, name, batch, decay) for name in names]
+            cells = [metric_text(comparison, each) for each in runs]
             rows.append([number(decay), str(batch), *cells])
     return rows
+
+
+def _variant_names(comparison: Comparison) -> dict[str, str]:
+    return {v.name: f"{_CALLED[v.name]} ({v.num_examples})" for v in comparison.variants}
 
 
 def verdict(comparison: Comparison) -> str:
@@ -456,8 +417,8 @@ def verdict(comparison: Comparison) -> str:
     by_chance = 2.0 / math.comb(2 * seeds, seeds)
     if by_chance > CHANCE:
         words += (
-            f" With {seeds} seeds, two kinds of data that do not differ would seem to at "
-            f"{100.0 * by_chance:.0f}% of the places: add --seeds 4 before believing it."
+            f" With {seeds} seeds, chance alone makes a difference at {100.0 * by_chance:.0f}% of "
+            "the places: add --seeds 4 before believing it."
         )
     return words
 
@@ -487,12 +448,8 @@ def _balance(comparison: Comparison, places: Sequence[tuple[int, float]], other:
 
 
 def interval(comparison: Comparison, variant: str, batch: int, decay: float) -> Interval | None:
-    """The metric over seeds; None unless more than half came through."""
-    runs = _runs(comparison, variant, batch, decay)
-    values = [v for v in (final_metric(comparison, run) for run in runs) if not math.isnan(v)]
-    if 2 * len(values) <= len(runs):
-        return None
-    return Interval(median=statistics.median(values), low=min(values), high=max(values))
+    """The metric over seeds; None unless more than half have a result."""
+    return metric_interval(comparison, _runs(comparison, variant, batch, decay))
 
 
 def draw_comparison(comparison: Comparison, out: Path) -> None:
@@ -501,53 +458,36 @@ def draw_comparison(comparison: Comparison, out: Path) -> None:
     columns = min(len(decays), 3)
     rows = -(-len(decays) // columns)
     title = f"{Path(comparison.recipe).stem}: {comparison.metric} after {comparison.epochs} epochs"
-    figure = new_figure(4.9 * columns + 2.8, 3.9 * rows + 0.4, title)
+    figure = style.new_figure(4.9 * columns + 2.8, 3.9 * rows + 0.4, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    beside = side_by_side(list(_VARIANT_LOOKS), comparison.batch_sizes)
-    lost = False
+    beside = style.side_by_side(list(_VARIANT_LOOKS), comparison.batch_sizes)
+    several, lost = len(comparison.seeds) > 1, False
     for axes, decay in zip(panels, decays, strict=False):
-        for name, (colour, marker) in _VARIANT_LOOKS.items():
-            found = {b: interval(comparison, name, b, decay) for b in comparison.batch_sizes}
-            there = {b: v for b, v in found.items() if v is not None}
-            lost = lost or len(there) < len(found)
-            missing = [b * beside[name] for b in found if b not in there]
-            across = axes.get_xaxis_transform()
-            axes.plot(missing, [0.02] * len(missing), "x", color=colour, transform=across, mew=1.8)
-            medians = [v.median for v in there.values()]
-            spread = [
-                [v.median - v.low for v in there.values()],
-                [v.high - v.median for v in there.values()],
-            ]
-            axes.errorbar(
-                [b * beside[name] for b in there],
-                medians,
-                spread if len(comparison.seeds) > 1 else None,
-                color=colour,
-                marker=marker,
-                linewidth=1.6,
-                markersize=5.5,
-                elinewidth=1.1,
-                capsize=2.5,
-            )
-        powers_axis(axes, comparison.batch_sizes, "batch size")
+        for name, look in _VARIANT_LOOKS.items():
+            found = {
+                b * beside[name]: interval(comparison, name, b, decay)
+                for b in comparison.batch_sizes
+            }
+            there = {place: v for place, v in found.items() if v is not None}
+            missing = [place for place in found if place not in there]
+            lost = lost or bool(missing)
+            how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "mew": 1.8}
+            axes.plot(missing, [0.02] * len(missing), "x", color=look.colour, **how)
+            style.draw_intervals(axes, there, look, bars=several)
+        style.powers_axis(axes, comparison.batch_sizes, "batch size")
         if len(decays) > 1:
             axes.set_title(f"weight decay {number(decay)}", fontsize=10, loc="left")
-        tidy(axes)
+        style.tidy(axes)
     for axes in panels[len(decays) :]:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel(f"{comparison.metric} ({metric_better(comparison)} is better)")
-    counts = {v.name: v.num_examples for v in comparison.variants}
-    handles = [
-        key(f"{_CALLED[name]} ({counts[name]})", color=colour, marker=marker)
-        for name, (colour, marker) in _VARIANT_LOOKS.items()
-    ]
-    if len(comparison.seeds) > 1:
-        handles.append(spread_key())
+    names = _variant_names(comparison)
+    handles = style.look_keys({names[name]: look for name, look in _VARIANT_LOOKS.items()})
+    handles += [style.spread_key()] if several else []
     if lost:
-        handles.append(cross_key("did not come through"))
-    legend_beside(figure, handles)
-    save_figure(figure, out)
+        handles.append(style.point_key("no result", "x", markeredgewidth=1.8))
+    style.finish(figure, handles, out)
 
 
 def _comparison_sections(comparison: Comparison, folder: Path) -> Iterator[Section]:
@@ -558,7 +498,7 @@ def _comparison_sections(comparison: Comparison, folder: Path) -> Iterator[Secti
     note = (
         f"At the end of each run; {metric_better(comparison)} is better. With several seeds: "
         "median (lowest to highest). All runs have the same epochs, so runs on fewer examples "
-        "take fewer steps. A difference is called one where the seeds do not overlap."
+        "take fewer steps. A difference counts only where the ranges of the seeds do not overlap."
     )
     yield Section(heading="In numbers", table=comparison_table(comparison), note=note)
     yield Section(heading="The comparison", table=_comparison_facts(comparison))

@@ -8,6 +8,7 @@ with sharpness. Places where the loss is infinite or NaN stay empty.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,28 +17,21 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter
 from numpy.typing import NDArray
 
 from samepath.engine.state.run_folder import make_folder
 from samepath.insight.curvature.landscape import Line, Plane
 from samepath.insight.curvature.result import Curvature, RunCurvature, to_json
 from samepath.insight.folder import write_finding
+from samepath.report import style
 from samepath.report.page import Section, write_page
-from samepath.report.style import (
-    clip,
-    key,
-    legend_beside,
-    log_values,
-    margins,
-    new_figure,
-    save_figure,
-    tidy,
-)
+from samepath.report.words import Rows
 
 
 def write_curvature(folder: Path, found: Curvature, command: Sequence[str]) -> None:
-    """Everything a person or a program may want to read."""
+    """Write all files into a folder."""
     make_folder(folder)
     draw_spectrum(found, folder / "spectrum.png")
     draw_lines(found, folder / "lines.png")
@@ -49,56 +43,46 @@ def write_curvature(folder: Path, found: Curvature, command: Sequence[str]) -> N
 
 def draw_spectrum(found: Curvature, out: Path) -> None:
     """Eigenvalues by rank, all runs in one plot; those below zero are hollow, by their size."""
-    figure = new_figure(9.2, 4.6, f"{found.recipe}: the Hessian's largest eigenvalues")
+    figure = style.new_figure(9.2, 4.6, f"{found.recipe}: the Hessian's largest eigenvalues")
     axes = figure.subplots()
     sizes = [abs(value) for run in found.runs for value in run.eigenvalues if value]
-    for number, run in enumerate(found.runs):
-        ranks = range(1, len(run.eigenvalues) + 1)
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        heights = [abs(value) or float("nan") for value in run.eigenvalues]
-        axes.plot(ranks, heights, color=colour, linewidth=1.0, alpha=0.6)
-        for above in (True, False):
-            chosen = [r for r, v in zip(ranks, run.eigenvalues, strict=True) if (v > 0) == above]
-            face = colour if above else "white"
-            where = [heights[rank - 1] for rank in chosen]
-            axes.plot(chosen, where, marker, color=colour, mfc=face, markersize=6)
+    for run, look in zip(found.runs, style.series(len(found.runs)), strict=True):
+        heights = [abs(value) or math.nan for value in run.eigenvalues]
+        axes.plot(range(1, len(heights) + 1), heights, color=look.colour, lw=1.0, alpha=0.6)
+        for rank, value in enumerate(run.eigenvalues, 1):
+            style.draw_point(axes, rank, abs(value) or math.nan, look, hollow=value <= 0)
     if sizes:
-        log_values(axes, *margins(sizes))
+        style.log_values(axes, *style.margins(sizes))
     else:
-        axes.text(0.5, 0.5, "all are zero", transform=axes.transAxes, ha="center", color="0.4")
-        axes.yaxis.set_major_locator(NullLocator())
+        style.say_nothing_to_show(axes, "all are zero")
     most = max(len(run.eigenvalues) for run in found.runs)
     step = max(1, -(-most // 5))
     axes.xaxis.set_major_locator(FixedLocator([1, *range(step, most + 1, step)]))
-    axes.set_xlabel("rank, by size")
-    axes.set_ylabel("size of the eigenvalue")
-    tidy(axes)
+    axes.set(xlabel="rank, by size", ylabel="size of the eigenvalue")
+    style.tidy(axes)
     handles = run_keys(found.runs)
     if any(value < 0.0 for run in found.runs for value in run.eigenvalues):
-        handles.append(key("hollow: negative", color="0.35", marker="o", mfc="white", linestyle=""))
-    legend_beside(figure, handles)
-    save_figure(figure, out)
+        handles.append(style.point_key("hollow: negative", markerfacecolor="white"))
+    style.finish(figure, handles, out)
 
 
 def _sections(found: Curvature, folder: Path) -> list[Section]:
-    several = len(found.runs) > 1
     return [
         Section(
-            heading="Sharp or flat?" if several else "How sharp?",
+            heading="Sharpness",
             words=verdict(found),
             table=facts_table(found),
             note=" ".join([sample_words(found), *(f"{note}." for note in found.notes), CAUTION]),
         ),
         Section(
             heading="The Hessian's largest eigenvalues",
-            words="Filled: positive. Hollow: negative. A model at rest in a minimum has none of "
-            "those.",
+            words="Filled: positive. Hollow: negative; a model in a minimum has none of these.",
             picture=folder / "spectrum.png",
         ),
         Section(
             heading="The loss on a line",
-            words="Left along a random direction in which every filter is as long as the model's "
-            "own (Li et al. 2018), right along each run's own top eigenvector, whose length is 1.",
+            words="Left: along a random direction in which every filter is as long as the model's "
+            "own (Li et al. 2018). Right: along each run's own top eigenvector, whose length is 1.",
             picture=folder / "lines.png",
         ),
         Section(
@@ -110,7 +94,7 @@ def _sections(found: Curvature, folder: Path) -> list[Section]:
         Section(
             heading="All eigenvalues",
             table=eigenvalues_table(found.runs),
-            note="An eigenvalue of the Hessian is no further from the number than its residual.",
+            note="The Hessian has an eigenvalue no further from the number than its residual.",
             folded=True,
         ),
     ]
@@ -129,7 +113,7 @@ CAUTION = (
 )
 
 
-def facts_table(found: Curvature) -> list[list[str]]:
+def facts_table(found: Curvature) -> Rows:
     """A column per run."""
     metrics = sorted({name for run in found.runs for name in run.valid} - {"loss"})
     rows: dict[str, Callable[[RunCurvature], str]] = {
@@ -265,25 +249,18 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if abs(value) < 1e5 else f"{value:.2e}"
 
 
-def eigenvalues_table(runs: Sequence[RunCurvature]) -> list[list[str]]:
+def eigenvalues_table(runs: Sequence[RunCurvature]) -> Rows:
     """A line per rank: eigenvalue and residual of every run."""
-    head = ["rank", *(words for run in runs for words in (run.name, "residual"))]
-    rows = [head]
-    for rank in range(max(len(run.eigenvalues) for run in runs)):
-        row = [str(rank + 1)]
-        for run in runs:
-            known = rank < len(run.eigenvalues)
-            row += (
-                [f"{run.eigenvalues[rank]:.5g}", f"{run.residuals[rank]:.1e}"]
-                if known
-                else ["", ""]
-            )
-        rows.append(row)
-    return rows
+    columns = []
+    for run in runs:
+        columns.append([run.name, *(f"{value:.5g}" for value in run.eigenvalues)])
+        columns.append(["residual", *(f"{value:.1e}" for value in run.residuals)])
+    ranks = ["rank", *map(str, range(1, max(map(len, columns))))]
+    return [list(row) for row in itertools.zip_longest(ranks, *columns, fillvalue="")]
 
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#332288", "#56B4E9", "#661100")
-MARKERS = ("o", "s", "D", "^", "v", "P", "<", "X")
+# ---------------------------------------------------------------------------- lines and planes
+
 RANDOM = "random direction, filter-normalised"
 EIGEN = "top eigenvector of the Hessian (length 1)"
 LEVELS = 10
@@ -294,39 +271,30 @@ WIDE = 12.0
 
 
 def label(run: RunCurvature) -> str:
-    name, size = clip(run.name, 40), str(run.batch_size)
+    name, size = style.clip(run.name, 40), str(run.batch_size)
     return name if size in name else f"{name}: batch {size}"
 
 
 def draw_lines(found: Curvature, out: Path) -> None:
     """Two plots: along a random direction, and along each run's own top eigenvector."""
-    figure = new_figure(11.5, 4.6, f"{found.recipe}: loss around the weights, on one line")
+    figure = style.new_figure(11.5, 4.6, f"{found.recipe}: loss around the weights, on one line")
     left, right = figure.subplots(1, 2)
     for axes, which, words in ((left, "random_line", RANDOM), (right, "eigen_line", EIGEN)):
         lines: list[Line] = [getattr(run, which) for run in found.runs]
-        for number, line in enumerate(lines):
-            axes.plot(
-                line.places,
-                _finite(line.losses),
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
-                markersize=3.5,
-                linewidth=1.5,
-            )
+        for line, look in zip(lines, style.series(len(lines)), strict=True):
+            how: dict[str, Any] = {"marker": look.marker, "markersize": 3.5, "linewidth": 1.5}
+            axes.plot(line.places, _finite(line.losses), color=look.colour, **how)
         _loss_axis(axes, [loss for line in lines for loss in line.losses])
         axes.set_xlabel(words)
-        tidy(axes)
+        style.tidy(axes)
     left.set_ylabel("loss on the sample")
-    legend_beside(figure, run_keys(found.runs))
-    save_figure(figure, out)
+    style.finish(figure, run_keys(found.runs), out)
 
 
-def run_keys(runs: Sequence[RunCurvature]) -> list[Any]:
-    """A legend's lines."""
-    return [
-        key(label(run), color=COLOURS[n % len(COLOURS)], marker=MARKERS[n % len(MARKERS)])
-        for n, run in enumerate(runs)
-    ]
+def run_keys(runs: Sequence[RunCurvature]) -> list[Line2D]:
+    """A line of the legend for each run."""
+    looks = zip(runs, style.series(len(runs)), strict=True)
+    return [style.key(label(run), color=look.colour, marker=look.marker) for run, look in looks]
 
 
 def draw_planes(found: Curvature, out: Path) -> None:
@@ -334,7 +302,7 @@ def draw_planes(found: Curvature, out: Path) -> None:
     rows = len(found.runs)
     columns = 1 + any(run.eigen_plane for run in found.runs)
     title = f"{found.recipe}: loss around the weights, on a plane"
-    figure = new_figure(5.4 * columns + 0.6, 4.5 * rows + 0.5, title)
+    figure = style.new_figure(5.4 * columns + 0.6, 4.5 * rows + 0.5, title)
     grid = figure.subplots(rows, columns, squeeze=False)
     words = (("random direction 1", "random direction 2"), ("eigenvector 1", "eigenvector 2"))
     for column in range(columns):
@@ -346,10 +314,9 @@ def draw_planes(found: Curvature, out: Path) -> None:
                 axes.set_axis_off()
                 continue
             _contours(axes, plane, norm, levels)
-            axes.set_xlabel(words[column][0])
-            axes.set_ylabel(words[column][1])
+            axes.set(xlabel=words[column][0], ylabel=words[column][1])
             axes.set_title(label(run), fontsize=10, parse_math=False)
-    save_figure(figure, out)
+    style.save_figure(figure, out)
 
 
 def _contours(axes: Axes, plane: Plane, norm: Normalize, levels: list[float]) -> None:
@@ -394,7 +361,7 @@ def _rounded(value: float) -> float:
 def _loss_axis(axes: Axes, losses: Sequence[float]) -> None:
     known = [loss for loss in losses if math.isfinite(loss)]
     if known and min(known) > 0.0 and max(known) > WIDE * min(known):
-        log_values(axes, *margins(known))
+        style.log_values(axes, *style.margins(known))
     else:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

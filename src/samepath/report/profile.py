@@ -8,7 +8,6 @@ length; if writing is interrupted nothing is left behind.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,41 +16,26 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from samepath.engine.state.run_folder import make_folder
 from samepath.insight.folder import write_finding
 from samepath.insight.profile.profile import Profile
-from samepath.insight.profile.timeline import (
-    Event,
-    Interval,
-    MainPhase,
-    Numbers,
-    Timeline,
-    lanes,
-    self_times,
-)
+from samepath.insight.profile.timeline import Event, Interval, Numbers, Timeline, lanes, self_times
 from samepath.insight.profile.trace_file import write_trace
-from samepath.report.page import Section, write_page
-from samepath.report.style import legend_beside, new_figure, save_figure
-from samepath.report.words import Rows
+from samepath.report import style
+from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
+from samepath.report.words import Rows, Tables, workers_named
+from samepath.report.words import milliseconds as ms
 from samepath.timing.measured import write_measured
 
-PHASES = {
-    "load": "load",
-    "forward": "forward",
-    "backward": "backward",
-    "reduce": "adding",
-    "wait": "waiting",
-    "update": "update",
-    "other": "other",
-}
+PHASES = ("load", "forward", "backward", "reduce", "wait", "update", "other")
+CALLED = {"reduce": "adding", "wait": "waiting"}
+"""What a table calls a phase, if not by its name."""
 NOTE = (
     "Times in milliseconds; phases are means over workers and steps. adding: summing, packing and "
     "copying gradients in the worker's own thread; update: norm, clipping and optimizer; other: "
     "the rest, such as adding up grains. communication: a bucket is under way, launched by all "
     "workers and not arrived; hidden: the part of it in which a worker neither waited nor was "
-    "adding. Waiting on the slowest worker: while some worker still computed; on reductions: the "
-    "rest; both as parts of the step. sent: by each worker, by how its reductions go, not counted "
-    "on the wire."
+    "adding. Waiting on the slowest worker: while another worker still computes; on reductions: "
+    "the rest; both as parts of the step. sent: bytes sent per worker (calculated, not measured)."
 )
 OPEN = "open it at ui.perfetto.dev or chrome://tracing"
 
@@ -62,25 +46,19 @@ def trace_name(engine: str) -> str:
 
 def write_profile(profile: Profile, folder: Path, *, recipe: str, command: Sequence[str]) -> Path:
     """Write everything."""
-    make_folder(folder)
-    page = folder / "profile.html"
-    try:
+    title = f"{Path(recipe).name} on {workers_named([profile.num_workers])}: step timeline"
+    with new_folder(folder):
         about = {"recipe": recipe, "clock": profile.clock}
         for timeline in profile.timelines:
             engine = timeline.engine
             write_trace(folder / trace_name(engine), timeline, {**about, "engine": engine})
-        title = f"{Path(recipe).name} on {_workers(profile.num_workers)}: where a step's time goes"
         sections = [*_sections(profile, folder, title, command)]
         if profile.measured is not None:
             write_measured(folder, profile.measured)
-        write_page(page, title, sections)
-        write_finding(
-            folder, "profile", recipe=recipe, command=command, content=content_of(profile)
-        )
-    except BaseException:  # Ctrl-C too; it was new or empty
-        shutil.rmtree(folder)
-        raise
-    return page
+        write_page(folder / "profile.html", title, sections)
+        content = content_of(profile)
+        write_finding(folder, "profile", recipe=recipe, command=command, content=content)
+    return folder / "profile.html"
 
 
 def content_of(profile: Profile) -> dict[str, object]:
@@ -101,8 +79,7 @@ def _sections(
     profile: Profile, folder: Path, title: str, command: Sequence[str]
 ) -> Iterator[Section]:
     yield Section(heading="In short", words=summary(profile))
-    for heading, table, note in tables_in_short(profile):
-        yield Section(heading=heading, table=table, note=note)
+    yield from table_sections(tables_in_short(profile))
     if len(profile.timelines) > 1:
         picture = folder / "profile.png"
         draw_timelines(f"{title} (a median step each)", profile.timelines, picture, num_steps=1)
@@ -113,10 +90,10 @@ def _sections(
         words = f"All of its steps are in {trace_name(timeline.engine)}; {OPEN}."
         yield Section(heading=f"Timeline: {timeline.engine}", words=words, picture=picture)
     yield Section(heading="The profile", table=_facts(profile))
-    yield Section(heading="The command", words=" ".join([Path(command[0]).name, *command[1:]]))
+    yield command_section(command)
 
 
-def tables_in_short(profile: Profile) -> list[tuple[str, Rows, str]]:
+def tables_in_short(profile: Profile) -> Tables:
     """What the terminal and the page show: engines side by side."""
     first = profile.numbers[0]
     table: Rows = [["", *(each.engine for each in profile.numbers)]]
@@ -124,44 +101,41 @@ def tables_in_short(profile: Profile) -> list[tuple[str, Rows, str]]:
     def row(name: str, value: Callable[[Numbers], str]) -> None:
         table.append([name, *map(value, profile.numbers)])
 
-    row("step (median)", lambda each: _ms(each.step_seconds))
-    row("half of the steps", lambda each: f"{_ms(each.step_low)} to {_ms(each.step_high)}")
+    row("step (median)", lambda each: ms(each.step_seconds))
+    row("25-75% range", lambda each: f"{ms(each.step_low)} to {ms(each.step_high)}")
     if len(profile.numbers) > 1:
         row(f"step / {first.engine}'s", lambda n: f"{n.step_seconds / first.step_seconds:.2f}")
-    for phase, name in PHASES.items():
-        table.append([name, *(_ms(n.phase_seconds[phase]) for n in profile.numbers)])
-    row("communication", lambda each: _ms(each.communication_seconds))
-    row("hidden", lambda n: "-" if n.hidden_share is None else _percent(n.hidden_share))
-    row("waiting on the slowest", lambda each: _percent(each.slowest_share))
-    row("waiting on reductions", lambda n: _percent(n.waiting_share - n.slowest_share))
+    for phase in PHASES:
+        times = (ms(each.phase_seconds[phase]) for each in profile.numbers)
+        table.append([CALLED.get(phase, phase), *times])
+    row("communication", lambda each: ms(each.communication_seconds))
+    row("hidden", lambda n: "-" if n.hidden_share is None else f"{n.hidden_share:.0%}")
+    row("waiting on the slowest", lambda each: f"{each.slowest_share:.0%}")
+    row("waiting on reductions", lambda n: f"{n.waiting_share - n.slowest_share:.0%}")
     row("buckets", lambda each: f"{each.num_reductions:.3g}")
-    row("sent", lambda each: _bytes(each.bytes_sent))
-    return [(f"A step on {_workers(profile.num_workers)}", table, NOTE)]
+    row("sent (calculated)", lambda each: _bytes(each.bytes_sent))
+    return [(f"A step on {workers_named([profile.num_workers])}", table, NOTE)]
 
 
 def summary(profile: Profile) -> str:
     """A sentence on step times, and one on communication."""
     first, *others = profile.numbers
     words = (
-        f"A step takes {_ms(first.step_seconds)} ms with {first.engine} on "
-        f"{_workers(profile.num_workers)} (half of the steps {_ms(first.step_low)} to "
-        f"{_ms(first.step_high)})"
+        f"A step takes {ms(first.step_seconds)} ms with {first.engine} on "
+        f"{workers_named([profile.num_workers])} (25-75% range {ms(first.step_low)} to "
+        f"{ms(first.step_high)} ms)"
     )
-    ratios = [
-        f"{n.step_seconds / first.step_seconds:.2f} times that with {n.engine}" for n in others
-    ]
-    words += "".join(f", {ratio}" for ratio in ratios) + ". "
-    talking = [n for n in profile.numbers if n.hidden_share is not None]
-    if not talking:
-        return words + "One worker has nobody to talk to."
-    return words + " ".join(_talk(each) for each in talking)
+    for other in others:
+        words += f", {other.step_seconds / first.step_seconds:.2f} times that with {other.engine}"
+    talking = [each for each in profile.numbers if each.hidden_share is not None]
+    said = " ".join(map(_communication, talking)) or "A single worker has nothing to communicate."
+    return f"{words}. {said}"
 
 
-def _talk(each: Numbers) -> str:
-    assert each.hidden_share is not None
+def _communication(each: Numbers) -> str:
     return (
-        f"{each.engine}: {_percent(each.hidden_share)} of the communication lies behind computing, "
-        f"{_percent(each.waiting_share)} of the time is waiting, {_percent(each.slowest_share)} on "
+        f"{each.engine}: {each.hidden_share:.0%} of the communication is hidden behind computing, "
+        f"{each.waiting_share:.0%} of the time is waiting, {each.slowest_share:.0%} on "
         "the slowest worker."
     )
 
@@ -176,24 +150,11 @@ def _facts(profile: Profile) -> Rows:
     rows.append(["workers", str(profile.num_workers)])
     rows.append(["steps timed, of each engine", str(profile.numbers[0].num_steps)])
     rows.append(["clock", profile.clock])
-    rows.append(["cores that others kept busy", f"{profile.busy_cores:.1f}"])
+    rows.append(["cores used by other processes", f"{profile.busy_cores:.1f}"])
     if any(each.engine in ("queue", "horovod") for each in profile.numbers):
         rows.append(["cycle", f"{1e3 * profile.queue.cycle_seconds:g} ms"])
         rows.append(["fusion buffer", f"{profile.queue.fusion_bytes / (1 << 20):g} MiB"])
     return rows
-
-
-def _workers(number: int) -> str:
-    return f"{number} {'worker' if number == 1 else 'workers'}"
-
-
-def _ms(seconds: float) -> str:
-    value = 1e3 * seconds
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "0"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%"
 
 
 def _bytes(number: float) -> str:
@@ -202,6 +163,8 @@ def _bytes(number: float) -> str:
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f} B"
 
+
+# ------------------------------------------------------------------------------------- timelines
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; waiting is pale, as nothing is
 # done in it.
@@ -231,7 +194,7 @@ def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_
     """One under the other, each from the beginning of its median step, or so many from there."""
     shown = [_window(timeline, num_steps) for timeline in timelines]
     heights = [_height(t, events) for t, events in zip(timelines, shown, strict=True)]
-    figure = new_figure(11.0, 1.1 + sum(0.42 * height + 0.35 for height in heights), title)
+    figure = style.new_figure(11.0, 1.1 + sum(0.42 * height + 0.35 for height in heights), title)
     rows = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)
     seen: set[str] = set()
     longest = 0.0
@@ -240,7 +203,7 @@ def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_
         # a queue's negotiation may go on when the step has ended
         ends = [event.end for event in events if event.phase != "negotiation"]
         longest = max(longest, 1e3 * (max(ends) - start))
-        seen |= _draw_workers(axes, timeline, events, start)
+        seen |= _draw_rows(axes, timeline, events, start)
         axes.set_title(timeline.engine, loc="left", fontsize=10)
     rows[-1, 0].set_xlabel("milliseconds")
     rows[-1, 0].set_xlim(-0.005 * longest, 1.005 * longest)
@@ -249,8 +212,7 @@ def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_
         for phase, colour in COLOURS.items()
         if phase in seen
     ]
-    legend_beside(figure, handles)
-    save_figure(figure, out)
+    style.finish(figure, handles, out)
 
 
 def _window(timeline: Timeline, num_steps: int) -> list[Event]:
@@ -285,9 +247,7 @@ def _height(timeline: Timeline, events: Sequence[Event]) -> float:
     return sum(_ROW + _GAP + _LANE * _num_lanes(events, worker) for worker in workers)
 
 
-def _draw_workers(
-    axes: Axes, timeline: Timeline, events: Sequence[Event], start: float
-) -> set[str]:
+def _draw_rows(axes: Axes, timeline: Timeline, events: Sequence[Event], start: float) -> set[str]:
     """The rows of one engine; which phases were there to be seen."""
     seen = {"step"}
     top = 0.0
@@ -328,7 +288,7 @@ def _bars(
     start: float,
     top: float,
     height: float,
-    phase: MainPhase | str,
+    phase: str,
 ) -> None:
     axes.broken_barh(
         [(1e3 * (begin - start), 1e3 * (end - begin)) for begin, end in intervals],

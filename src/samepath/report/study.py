@@ -20,7 +20,7 @@ from typing import Any
 
 from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import finite
-from samepath.report.page import Section, write_page
+from samepath.report.page import Section, table_sections, write_page
 from samepath.report.study_figures import (
     draw_efficiency,
     draw_generalisation_gap,
@@ -35,14 +35,17 @@ from samepath.report.words import (
     ENDED,
     MODELLED,
     Rows,
+    Tables,
     base_name,
     duration,
     duration_interval,
     endings,
+    link_words,
     listed,
     number,
     percent,
     percent_interval,
+    step_time,
 )
 from samepath.study.results import (
     AnyStudy,
@@ -67,7 +70,7 @@ def finish_study(study: Study | GridStudy, folder: Path) -> tuple[Study | GridSt
     return study, write_report(study, folder)
 
 
-def tables_in_short(study: Study | GridStudy) -> list[tuple[str, Rows, str]]:
+def tables_in_short(study: Study | GridStudy) -> Tables:
     """What fits a terminal: titles, tables, and a note below each."""
     if isinstance(study, GridStudy):
         return [(f"{study.metric} at the end", grid_table(study), "")]
@@ -77,27 +80,21 @@ def tables_in_short(study: Study | GridStudy) -> list[tuple[str, Rows, str]]:
         ("Efficiency, T1 / (n Tn), in percent", efficiency_table(study, study.strategies), ""),
     ]
     if study.predictions:
-        tables.append(("The model against what was measured", predictions_table(study), ""))
+        tables.append(("Modelled against measured efficiency", predictions_table(study), ""))
     return tables
-
-
-_COLUMNS = 5
-"""Strategies side by side in a table of the page."""
-_LONG = 40
-"""A table with more lines is folded."""
 
 
 def write_report(study: Study | GridStudy, folder: Path) -> Path:
     """Write `study.csv`, the pictures and `report.html`; the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(study, folder / "study.csv")
-    race = isinstance(study, Study)
-    sections = (
-        _race_sections(study, folder) if isinstance(study, Study) else _grid_sections(study, folder)
-    )
+    if isinstance(study, Study):
+        kind, sections = "strategies raced to a target", _race_sections(study, folder)
+    else:
+        kind, sections = "batch sizes and learning rates", _grid_sections(study, folder)
     page = folder / "report.html"
-    kind = "strategies raced to a target" if race else "batch sizes and learning rates"
-    write_page(page, f"{study.recipe}: {kind}", list(sections))
+    verdict_first = [Section(heading="Verdict", words=study.verdict)] if study.verdict else []
+    write_page(page, f"{study.recipe}: {kind}", [*verdict_first, *sections])
     return page
 
 
@@ -109,87 +106,81 @@ def loss_picture(study: Study, strategy: str) -> str:
 
 
 def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
-    if study.verdict:
-        yield Section(heading="Verdict", words=study.verdict)
     yield Section(heading="The study", table=facts_table(study))
     if study.rate.tried:
-        words = "Short runs with one worker; the largest rate that converges is raced with."
+        words = "Short runs with one worker; the study uses the largest rate that converges."
         yield Section(heading="Learning rates tried", words=words, table=rates_table(study))
     picture = folder / "time_to_target.png"
     draw_time_to_target(study, picture)
-    words = "Points that would hide one another stand side by side at their worker count."
+    words = "Overlapping points are shifted sideways."
     yield Section(heading="Time to target", words=words, picture=picture)
     tables = [
-        (f"Time to target in numbers{part}", time_table(study, names))
+        (f"Time to target in numbers{part}", time_table(study, names), "")
         for part, names in _parts(study.strategies)
     ]
-    yield from _with_note(tables, TIME_NOTE)
+    yield from _noted(tables, TIME_NOTE)
     picture = folder / "efficiency.png"
     draw_efficiency(study, picture)
     yield Section(heading="Efficiency", picture=picture)
     strong, others = strong_of(study), others_of(study)
-    tables = [("Efficiency of strong scaling", efficiency_table(study, strong))] if strong else []
     called = "Efficiency of the other strategies" if strong else "Efficiency in numbers"
-    tables += [
-        (f"{called}{part}", efficiency_table(study, names)) for part, names in _parts(others)
-    ]
-    yield from _with_note(tables, EFFICIENCY_NOTE)
+    groups = [("Efficiency of strong scaling", strong)] if strong else []
+    groups += [(f"{called}{part}", list(names)) for part, names in _parts(others)]
+    tables = [(heading, efficiency_table(study, names), "") for heading, names in groups]
+    yield from _noted(tables, EFFICIENCY_NOTE)
     for name in study.strategies:
         if any(run.curve for run in study.runs if run.strategy == name):
             picture = folder / loss_picture(study, name)
             draw_losses_of(study, name, picture)
             yield Section(heading=f"Loss: {name}", picture=picture)
-    picture = folder / "generalisation_gap.png"
-    draw_generalisation_gap(study, picture)
-    yield Section(heading="Generalisation gap", picture=picture)
+    yield _gap_section(study, folder)
     picture = folder / "pareto.png"
     draw_pareto(study, picture)
-    words = "Left is cheaper, down is sooner: what is worth having lies on the front."
+    words = "Further left costs less compute, further down takes less time; the front is best."
     yield Section(heading="Time against compute", words=words, picture=picture)
     if study.predictions:
         words = (
-            "Efficiency with real workers here, and what the model of the clock says of the same "
+            "Efficiency with real workers here, and what the model of a step says of the same "
             "runs: how far to trust modelled times."
         )
         table = predictions_table(study)
         yield Section(heading="Measured against modelled", words=words, table=table)
-    yield _long("All runs", runs_table(study))
+    table = runs_table(study)
+    yield Section(heading="All runs", table=table, folded=len(table) > 40)
 
 
 def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
-    if study.verdict:
-        yield Section(heading="Verdict", words=study.verdict)
     yield Section(heading="The study", table=grid_facts_table(study))
+    note = f"At the end of each run; {metric_better(study)} is better. Median (lowest to highest)."
+    heading = f"{study.metric.capitalize()} by batch size"
     picture = folder / "accuracy_by_batch.png"
     draw_metric_by_batch(study, picture)
-    note = f"At the end of each run; {metric_better(study)} is better. Median (lowest to highest)."
-    name = study.metric.capitalize()
-    yield Section(heading=f"{name} by batch size", table=grid_table(study), note=note)
-    yield Section(heading=f"{name} by batch size, drawn", picture=picture)
+    yield Section(heading=heading, table=grid_table(study), note=note, picture=picture)
     picture = folder / "preferred_batch.png"
     draw_preferred_batch(study, picture)
     yield Section(heading="Preferred batch size", picture=picture)
+    yield _gap_section(study, folder)
+
+
+def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
     picture = folder / "generalisation_gap.png"
     draw_generalisation_gap(study, picture)
-    yield Section(heading="Generalisation gap", picture=picture)
+    return Section(heading="Generalisation gap", picture=picture)
 
 
-def _with_note(tables: Sequence[tuple[str, Rows]], note: str) -> Iterator[Section]:
+def _noted(tables: Tables, note: str) -> list[Section]:
     """Tables that share a note, which is printed once, below the last."""
-    for place, (heading, table) in enumerate(tables, 1):
-        yield Section(heading=heading, table=table, note=note if place == len(tables) else "")
+    return table_sections([*tables[:-1], *((*table[:2], note) for table in tables[-1:])])
 
 
-def _long(heading: str, table: Rows) -> Section:
-    return Section(heading=heading, table=table, folded=len(table) > _LONG)
-
-
-def _parts(names: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+def _parts(names: Sequence[str], columns: int = 5) -> Iterator[tuple[str, Sequence[str]]]:
     """Names in pieces that fit a page's width, and how to call each piece."""
-    pieces = [names[i : i + _COLUMNS] for i in range(0, len(names), _COLUMNS)]
+    pieces = [names[i : i + columns] for i in range(0, len(names), columns)]
     for place, piece in enumerate(pieces, 1):
         yield f" ({place} of {len(pieces)})" if len(pieces) > 1 else "", piece
 
+
+# ---------------------------------------------------------------------------------------- tables
 
 _NOTE = f"{MODELLED} from a modelled time; no mark: measured with that many real workers."
 _SPREAD = " With several seeds: median (lowest to highest)."
@@ -296,11 +287,7 @@ def facts_table(study: Study) -> Rows:
         target_how = _TARGET_HOW.get(target.how, target.how)
     threads = "1 thread" if clock.threads == 1 else f"{clock.threads} threads"
     fixed = " (fixed: the model normalises over a grain)" if clock.grain_fixed else ""
-    network = clock.network
-    link = (
-        f"{network.name} ({network.how}): {network.bytes_per_second / 1e6:.4g} MB/s, "
-        f"{network.latency_seconds * 1e6:.4g} µs latency"
-    )
+    link = f"{clock.network.name} ({clock.network.how}): {link_words(clock.network)}"
     return [
         ["", ""],
         *data_facts(study),
@@ -315,9 +302,9 @@ def facts_table(study: Study) -> Rows:
         ["learning rate", f"{number(rate.value)}: {_RATE_HOW.get(rate.how, rate.how)}"],
         ["network", link],
         ["gradients", f"{clock.gradient_bytes / 1e6:.4g} MB a step"],
-        ["does not shrink with workers", f"{duration(clock.serial_seconds)} a step"],
+        ["fixed cost per step", step_time(clock.serial_seconds)],
         ["machine", f"{clock.machine}; {threads} per worker"],
-        ["kept busy by others meanwhile", f"{clock.busy_cores:.1f} cores at most"],
+        ["cores used by other processes", f"{clock.busy_cores:.1f} at most"],
         *origin_facts(study),
     ]
 
@@ -378,6 +365,8 @@ def origin_facts(study: AnyStudy) -> Rows:
     versions = ", ".join(f"{name} {version}" for name, version in study.versions.items())
     return [["versions", versions], ["command", " ".join(study.command)]]
 
+
+# ------------------------------------------------------------------------- for other programs
 
 _RACE_COLUMNS = (
     *("strategy", "workers", "seed", "folder", "batch_size", "highest_learning_rate"),

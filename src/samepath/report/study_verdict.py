@@ -1,12 +1,13 @@
-"""What a race showed, in two sentences.
+"""What a study showed, in two sentences.
 
-In: the cells of a race. Out: plain words. Guaranteed: two sentences, derived from the cells alone;
-the time that is quoted says whether it was measured or modelled. The first sentence says who
-reaches the target soonest, the second what became of the rest.
+In: the cells of a race, or a grid. Out: plain words, derived from these alone. The first sentence
+on a race says which strategy reaches the target soonest (and whether that time was measured or
+modelled), the second what became of the rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ from samepath.report.words import (
     listed,
     number,
     percent,
+    sentence,
+    spread,
     two_digits,
     workers_named,
 )
@@ -45,7 +48,7 @@ def verdict(cells: Sequence[Cell], target_loss: float, rate_how: str) -> str:
         return f"Nothing was raced to {loss}. There is nothing to compare."
     if not winners:
         first = _nothing(cells, counts, loss)
-        second = _sentence(_clauses({name: _fate(tried[name]) for name in tried}))
+        second = sentence(_clauses({name: _fate(tried[name]) for name in tried}))
     elif not contested:
         first, second = _only_one_worker(tried, counts, winners[1], loss)
     else:
@@ -88,7 +91,7 @@ def _only_one_worker(
     known = f"{duration(_seconds(cell))} ({cell.how})"
     fates = {name: _fate(tried[name]) for name in tried if _failed(tried[name])}
     if len(counts) > 1:
-        return f"Only one worker reaches {loss}: {known}", _sentence(_clauses(fates))
+        return f"Only one worker reaches {loss}: {known}", sentence(_clauses(fates))
     who = _subject(best, len(tried))
     soonest = " soonest" if len(best) < len(tried) else ""
     first = f"With one worker, {who} {_s('reach', best)} {loss}{soonest}: {known}"
@@ -116,12 +119,12 @@ def _led(
     if len(tried) == len(leaders):
         together = "" if len(tried) == 1 else " equally soon"
         if len(contested) == 1:
-            return _sentence(f"{verb}{together} {place} in {_quoted(tried, cell)}")
+            return sentence(f"{verb}{together} {place} in {_quoted(tried, cell)}")
         where = f"soonest with {workers}, in"
-        return _sentence(f"{verb}{together} {place}, {where} {_quoted(tried, cell)}")
+        return sentence(f"{verb}{together} {place}, {where} {_quoted(tried, cell)}")
     tie = ", in a tie," if len(leaders) > 1 else ""
     quoted = _quoted(tried, cell, "" if len(contested) == 1 else f" with {workers} workers")
-    return _sentence(f"{verb} soonest{tie} {place}: {quoted}")
+    return sentence(f"{verb} soonest{tie} {place}: {quoted}")
 
 
 def _divided(
@@ -187,7 +190,7 @@ def _rest(
     if others:
         parts.append(("of the others, " if leaders else "") + _clauses(others))
     if parts:
-        return _sentence("; ".join(parts))
+        return sentence("; ".join(parts))
     if leaders:
         return _efficiencies(tried, leaders, contested)
     where = "tried" if all(list(found) == list(counts) for found in tried.values()) else "run"
@@ -293,25 +296,19 @@ def _subject(names: Sequence[str], of: int) -> str:
     return listed(f"{name} scaling" if name in ("strong", "weak") else name for name in names)
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+# ---------------------------------------------------------------------------- grids and metrics
 
 
 def grid_verdict(study: GridStudy) -> str:
     """Two sentences: the best of all, and how the preferred batch moves with the rate."""
-    metrics = {
-        place: interval.median
-        for place, interval in grid_metrics(study).items()
-        if math.isfinite(interval.median)
-    }
+    metrics = {place: interval.median for place, interval in grid_metrics(study).items()}
     if not metrics:
         return (
             f"No batch size ends with a finite {study.metric} at any rate tried. "
             "Try lower learning rates."
         )
-    pick = min if study.metric == "loss" else max
+    pick, word = (min, "lowest") if metric_better(study) == "lower" else (max, "highest")
     (size, rate), best = pick(metrics.items(), key=lambda item: item[1])
-    word = "lowest" if study.metric == "loss" else "highest"
     first = (
         f"The {word} {study.metric} after {study.epochs} epochs is {best:.4g}, "
         f"with a batch of {size} at rate {rate:.3g}."
@@ -320,15 +317,15 @@ def grid_verdict(study: GridStudy) -> str:
     if len(preferred) < 2:
         return first + " Give several --learning-rates to see how the preferred batch moves."
     (low, small), *_, (high, large) = preferred.items()
-    moved = "grows" if large > small else "shrinks" if large < small else "stays"
-    to = f"from {small} at rate {low:.3g} to {large} at rate {high:.3g}"
     if large == small:
-        to = f"at {small} from rate {low:.3g} to {high:.3g}"
+        return f"{first} The preferred batch stays at {small} from rate {low:.3g} to {high:.3g}."
+    moved = "grows" if large > small else "shrinks"
+    to = f"from {small} at rate {low:.3g} to {large} at rate {high:.3g}"
     return f"{first} The preferred batch {moved} {to}."
 
 
 def final_metric(study: BatchStudy, run: BatchRun) -> float:
-    """What a run is judged by, at its end; NaN if it did not get there in good health."""
+    """What a run is judged by, at its end; NaN if it has no finite result."""
     if not run.curve or run.ended in ("diverged", "impossible", "unfinished"):
         return math.nan
     last = run.curve[-1]
@@ -341,6 +338,14 @@ def metric_better(study: BatchStudy) -> str:
     return "lower" if study.metric == "loss" else "higher"
 
 
+def metric_interval(study: BatchStudy, runs: Sequence[BatchRun]) -> Interval | None:
+    """The metric over seeds; None unless more than half of the runs have a result."""
+    values = [v for v in (final_metric(study, run) for run in runs) if not math.isnan(v)]
+    if 2 * len(values) <= len(runs):
+        return None
+    return Interval(median=statistics.median(values), low=min(values), high=max(values))
+
+
 def metric_text(study: BatchStudy, runs: Sequence[BatchRun]) -> str:
     """What runs with several seeds ended with: median (lowest to highest), or how they ended."""
     if not runs:
@@ -349,22 +354,18 @@ def metric_text(study: BatchStudy, runs: Sequence[BatchRun]) -> str:
     if not values:
         ended = [run.ended for run in runs]
         return endings({name: ended.count(name) for name in dict.fromkeys(ended)})
-    low, middle, high = map(number, (min(values), statistics.median(values), max(values)))
-    text = middle if low == high else f"{middle} ({low} to {high})"
+    text = spread(*map(number, (min(values), statistics.median(values), max(values))))
     return text if len(values) == len(runs) else f"{text}, {len(values)} of {len(runs)} seeds"
 
 
 def grid_metrics(study: GridStudy) -> dict[tuple[int, float], Interval]:
-    """Of seeds that came through; only where more than half did."""
-    found = {}
-    for batch in study.batch_sizes:
-        for rate in study.learning_rates:
-            runs = [r for r in study.runs if (r.batch_size, r.learning_rate) == (batch, rate)]
-            values = [v for v in (final_metric(study, run) for run in runs) if not math.isnan(v)]
-            if 2 * len(values) > len(runs):
-                middle = statistics.median(values)
-                found[batch, rate] = Interval(median=middle, low=min(values), high=max(values))
-    return found
+    """The metric by batch size and learning rate, where there is one."""
+    runs: dict[tuple[int, float], list[BatchRun]] = {}
+    for run in study.runs:
+        runs.setdefault((run.batch_size, run.learning_rate), []).append(run)
+    places = itertools.product(study.batch_sizes, study.learning_rates)
+    found = {place: metric_interval(study, runs.get(place, [])) for place in places}
+    return {place: interval for place, interval in found.items() if interval is not None}
 
 
 def preferred_batches(study: GridStudy) -> dict[float, tuple[int, int, int]]:
@@ -378,7 +379,7 @@ def preferred_batches(study: GridStudy) -> dict[float, tuple[int, int, int]]:
         mine = {b: found[b, rate] for b in sorted(study.batch_sizes) if (b, rate) in found}
         if mine:
             best = max(mine, key=lambda b: sign * mine[b].median)
-            spread = mine[best]
-            good = [b for b, v in mine.items() if spread.low <= v.median <= spread.high]
+            low, high = mine[best].low, mine[best].high
+            good = [b for b, v in mine.items() if low <= v.median <= high]
             preferred[rate] = best, min(good), max(good)
     return preferred

@@ -11,28 +11,37 @@ import itertools
 import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, ticker
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
 from numpy.typing import NDArray
 
 from samepath.report.words import base_name
+from samepath.study.results import Interval
+
+DPI = 130
+GREY = "0.35"
+"""The colour of what belongs to no series: notes, and keys that explain a marker."""
+GUIDE: dict[str, Any] = {"color": "0.65", "linewidth": 1.0}
+"""A line to hold data against, such as the ideal speed-up; drawn with zorder 1."""
+
+Line = str | tuple[int, tuple[float, ...]]
+
+
+class Look(NamedTuple):
+    """How a series is drawn."""
+
+    colour: str
+    marker: str
+    line: Line = "-"
+
 
 # Okabe and Ito's colours first, then Tol's: both are made for colour-blind readers. Fifteen cannot
 # all be told apart by hue, so markers differ too.
@@ -54,20 +63,18 @@ _BUILT_IN = {
     "asynchronous": ("#000000", "H"),
 }
 _FURTHER = ("#CC6677", "#997700", "#994455", "#225555", "#EE8866", "#6699CC", "#004488", "#77AADD")
-_FURTHER_MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">")
+_MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">")
 _LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
-
-Line = str | tuple[int, tuple[float, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    colour: str
-    marker: str
-    line: Line
+_SERIES = tuple(
+    map(
+        Look,
+        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933"),
+        ("o", "s", "D", "^", "v", "p", "<", ">"),
+    )
+)
 
 
-def looks(strategies: Sequence[str]) -> dict[str, Look]:
+def strategy_looks(strategies: Sequence[str]) -> dict[str, Look]:
     """The look of each strategy; with other parameters it is a shade darker, and dashed."""
     unknown = sorted({base_name(name) for name in strategies} - set(_BUILT_IN))
     found: dict[str, Look] = {}
@@ -78,12 +85,27 @@ def looks(strategies: Sequence[str]) -> dict[str, Look]:
             colour, marker = _BUILT_IN[base]
         else:
             place = unknown.index(base) % len(_FURTHER)
-            colour, marker = _FURTHER[place], _FURTHER_MARKERS[place]
+            colour, marker = _FURTHER[place], _MARKERS[place]
         variant = used[base] = used.get(base, -1) + 1
         red, green, blue = (part * 0.6 ** min(variant, 3) for part in to_rgb(colour))
-        shade = to_hex((red, green, blue))
-        found[name] = Look(colour=shade, marker=marker, line=_LINES[variant % len(_LINES)])
+        found[name] = Look(to_hex((red, green, blue)), marker, _LINES[variant % len(_LINES)])
     return found
+
+
+def series(number: int) -> list[Look]:
+    """Looks of things without an order, such as networks or runs."""
+    return list(itertools.islice(itertools.cycle(_SERIES), number))
+
+
+def series_looks(names: Collection[str]) -> dict[str, Look]:
+    """Looks of things without an order, by name."""
+    return dict(zip(names, series(len(names)), strict=True))
+
+
+def ordered_looks(names: Sequence[str]) -> dict[str, Look]:
+    """Looks of things with an order, such as learning rates: from pale to dark."""
+    looks = map(Look, ramp(len(names)), itertools.cycle(_MARKERS))
+    return dict(zip(names, looks, strict=True))
 
 
 def ramp(number: int) -> list[str]:
@@ -92,8 +114,86 @@ def ramp(number: int) -> list[str]:
     return [to_hex(colormaps["viridis"](place)) for place in places]
 
 
+# --------------------------------------------------------------------------------------- figures
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """A figure that keeps room for a legend at its right."""
+    figure = Figure(figsize=(width, height))
+    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
+    beside_legend = width - 2.8
+    size = min(12.0, title_size(title), 115.0 * beside_legend / max(len(title), 1))
+    how: dict[str, Any] = {"weight": "bold", "parse_math": False}
+    figure.suptitle(title, x=0.012, ha="left", fontsize=size, **how)
+    return figure
+
+
+Failures = Mapping[str, Sequence[tuple[int, bool]]]
+"""By name: where something failed, and whether all is lost there (or only some seeds)."""
+
+
+def new_figure_with_failures(
+    title: str, failed: Failures, looks: Mapping[str, Look], heading: str
+) -> tuple[Figure, Axes]:
+    """A figure with a strip above its axes if anything failed: a row of crosses per name, pale
+    where only some seeds failed."""
+    rows = len(failed)
+    figure = new_figure(8.6, 4.8 + (0.34 + 0.2 * rows if rows else 0.0), title)
+    if not rows:
+        return figure, figure.add_subplot()
+    strip, axes = figure.subplots(2, 1, sharex=True, height_ratios=[0.2 * rows, 4.0])
+    for row, (name, places) in enumerate(failed.items()):
+        for value, lost in places:
+            how: dict[str, Any] = {"color": looks[name].colour, "alpha": 1.0 if lost else 0.35}
+            strip.plot([value], [row], "x", ms=6, mew=1.8, **how)
+    strip.set_ylim(rows - 0.4, -0.6)
+    strip.set_yticks(range(rows), [clip(name, 24) for name in failed], fontsize=8)
+    for label in strip.get_yticklabels():
+        label.set_parse_math(False)
+    strip.tick_params(axis="both", length=0, labelbottom=False, which="both")
+    tidy(strip)
+    strip.spines[:].set_visible(False)
+    strip.set_title(heading, fontsize=9, loc="left", color="0.25", pad=3)
+    return figure, axes
+
+
+def finish(figure: Figure, handles: Sequence[Artist], out: Path) -> None:
+    """Add the legend and save the figure."""
+    add_legend(figure, handles)
+    save_figure(figure, out)
+
+
+def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
+    """A legend to the right of all axes; long names are wrapped."""
+    labels = ["\n".join(textwrap.wrap(clip(str(h.get_label()), 72), 26)) for h in handles]
+    legend = figure.legend(
+        handles, labels, loc="outside right upper", frameon=False, fontsize=9, handlelength=2.4
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def save_figure(figure: Figure, out: Path) -> None:
+    """Write a PNG."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=DPI)
+
+
+def clip(text: str, length: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def title_size(title: str) -> float:
+    """Points in which a title of any length fits a figure ten inches wide."""
+    return min(13.0, 13.0 * 75.0 / max(len(title), 1))
+
+
+# ------------------------------------------------------------------------------------------ axes
+
+
 def side_by_side(names: Sequence[str], values: Sequence[int]) -> dict[str, float]:
-    """Factors that set points at the same value of a logarithmic axis beside each other."""
+    """Factors that shift points at the same value of a logarithmic axis sideways."""
     ordered = sorted({value for value in values if value > 0})
     gaps = [b / a for a, b in itertools.pairwise(ordered)]
     width = min(0.3, 0.035 * (len(names) - 1), 0.5 * math.log2(min(gaps, default=2.0)))
@@ -111,9 +211,9 @@ def powers_axis(axes: Axes, values: Sequence[int], label: str) -> None:
     for value in ordered[1:]:
         if math.log2(value / kept[-1]) >= max(0.3, span / 12.0):
             kept.append(value)
-    axes.xaxis.set_major_locator(FixedLocator([float(value) for value in kept]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(ticker.FixedLocator([float(value) for value in kept]))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f"{x:.0f}"))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.set_xlabel(label)
 
 
@@ -129,26 +229,29 @@ def log_values(axes: Axes, low: float, high: float, *, which: str = "y") -> None
     decades = math.log10(high / low)
     crowded = decades > (4.0 if which == "y" else 3.0)
     subs = (1.0,) if crowded else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
-    few = decades < 0.7
-    axis.set_major_locator(
-        MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]) if few else LogLocator(subs=subs)
-    )
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_locator(NullLocator() if few else LogLocator(subs=tuple(range(2, 10))))
-    axis.set_minor_formatter(NullFormatter())
+    if decades < 0.7:
+        axis.set_major_locator(ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_minor_locator(ticker.NullLocator())
+    else:
+        axis.set_major_locator(ticker.LogLocator(subs=subs))
+        axis.set_minor_locator(ticker.LogLocator(subs=tuple(range(2, 10))))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 def margins(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
     """The ends of a logarithmic axis for these positive values."""
+    if not values:
+        return 0.1, 1.0
     low, high = min(values), max(values)
     room = max((high / low) ** share, 1.12)
     return low / room, high * room
 
 
 def say_nothing_to_show(axes: Axes, words: str) -> None:
-    """For axes without a point: no numbers, but why."""
-    axes.yaxis.set_major_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
+    """For axes without a point: no numbers at the side, but why."""
+    axes.yaxis.set_major_locator(ticker.NullLocator())
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")
 
 
@@ -159,14 +262,28 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def new_figure(width: float, height: float, title: str) -> Figure:
-    figure = Figure(figsize=(width, height))
-    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
-    beside_legend = width - 2.8
-    size = min(12.0, title_size(title), 115.0 * beside_legend / max(len(title), 1))
-    how: dict[str, Any] = {"weight": "bold", "parse_math": False}
-    figure.suptitle(title, x=0.012, ha="left", fontsize=size, **how)
-    return figure
+def draw_point(axes: Axes, x: float, y: float, look: Look, *, hollow: bool) -> None:
+    """A point of a series: filled if measured, hollow if modelled."""
+    how: dict[str, Any] = {"ms": 6.5, "mew": 1.4, "zorder": 3, "clip_on": False}
+    face = "white" if hollow else look.colour
+    axes.plot([x], [y], look.marker, color=look.colour, mfc=face, **how)
+
+
+def draw_intervals(
+    axes: Axes, found: Mapping[float, Interval | None], look: Look, *, bars: bool
+) -> None:
+    """A line through medians by place, and bars from lowest to highest; a gap at None."""
+    rows = [
+        (math.nan, 0.0, 0.0) if v is None else (v.median, v.median - v.low, v.high - v.median)
+        for v in found.values()
+    ]
+    medians, below, above = zip(*rows, strict=True) if rows else ((), (), ())
+    how: dict[str, Any] = {"elinewidth": 1.1, "capsize": 2.5, "markersize": 5.5, "linewidth": 1.6}
+    spread = [below, above] if bars else None
+    axes.errorbar(list(found), medians, spread, color=look.colour, marker=look.marker, **how)
+
+
+# --------------------------------------------------------------------------------------- legends
 
 
 def key(label: str, **how: Any) -> Line2D:
@@ -174,66 +291,45 @@ def key(label: str, **how: Any) -> Line2D:
     return Line2D([], [], label=label, **how)
 
 
-def cross_key(label: str, *, pale: bool = False) -> Line2D:
-    how: dict[str, Any] = {"marker": "x", "markeredgewidth": 1.8, "linestyle": ""}
-    return key(label, color="0.35", alpha=0.35 if pale else 1.0, **how)
+def point_key(label: str, marker: str = "o", **how: Any) -> Line2D:
+    """A marker of a legend, grey unless told."""
+    return key(label, **{"color": GREY, "marker": marker, "linestyle": "", **how})
 
 
-def spread_key() -> Line2D:
-    how: dict[str, Any] = {"marker": "|", "markersize": 11, "linestyle": ""}
-    return key("lowest to highest of the seeds", color="0.35", **how)
+def look_keys(looks: Mapping[str, Look], **how: Any) -> list[Line2D]:
+    """A line for each series."""
+    return [
+        key(name, color=look.colour, marker=look.marker, linestyle=look.line, **how)
+        for name, look in looks.items()
+    ]
 
 
 def how_keys(hows: Collection[str]) -> list[Line2D]:
     """What filled and hollow points mean, as far as there are any."""
-    faces = {"measured": ("filled", "0.35"), "modelled": ("hollow", "white")}
+    faces = {"measured": ("filled", GREY), "modelled": ("hollow", "white")}
     return [
-        key(f"{name}: {how}", color="0.35", marker="o", linestyle="", markerfacecolor=face)
+        point_key(f"{name}: {how}", markerfacecolor=face)
         for how, (name, face) in faces.items()
         if how in hows
     ]
 
 
-def strategy_keys(found: Mapping[str, Look]) -> list[Line2D]:
+def failure_keys(failed: Failures, every: str, some: str) -> list[Line2D]:
+    """What a cross means, and a pale one, as far as there are any."""
+    lost = {all_lost for places in failed.values() for _, all_lost in places}
+    words = {True: every, False: some}
     return [
-        key(name, color=look.colour, marker=look.marker, linestyle=look.line)
-        for name, look in found.items()
+        point_key(words[each], "x", markeredgewidth=1.8, alpha=1.0 if each else 0.35)
+        for each in sorted(lost, reverse=True)
     ]
 
 
-def legend_beside(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A legend to the right of all axes. Long names are wrapped."""
-    labels = ["\n".join(textwrap.wrap(clip(str(h.get_label()), 72), 26)) for h in handles]
-    legend = figure.legend(
-        handles, labels, loc="outside right upper", frameon=False, fontsize=9, handlelength=2.4
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+def spread_key() -> Line2D:
+    """What a bar through a point means."""
+    return point_key("lowest to highest of the seeds", "|", markersize=11)
 
 
-def failures_strip(
-    axes: Axes, failed: Mapping[str, Sequence[tuple[int, bool]]], found: Mapping[str, str]
-) -> None:
-    """A row per name with crosses where the target was not reached.
-
-    `failed`: by name, where, and whether all is lost (or only some seeds: a pale cross).
-    `found`: colours by name.
-    """
-    for row, (name, places) in enumerate(failed.items()):
-        for value, lost in places:
-            alpha = 1.0 if lost else 0.35
-            axes.plot([value], [row], "x", color=found[name], alpha=alpha, ms=6, mew=1.8)
-    axes.set_ylim(len(failed) - 0.4, -0.6)
-    axes.set_yticks(range(len(failed)), [clip(name, 24) for name in failed], fontsize=8)
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
-    axes.tick_params(axis="both", length=0, labelbottom=False, which="both")
-    axes.grid(alpha=0.25, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[:].set_visible(False)
-
-
-DPI = 130
+# ------------------------------------------------------------------------------ pictures in rows
 
 
 class Sheet:
@@ -249,11 +345,20 @@ class Sheet:
             (left / self.width, bottom / self.height, width / self.width, height / self.height)
         )
 
-    def tile(self, picture: NDArray[np.floating], left: float, top: float, size: float) -> None:
+    def tile(
+        self,
+        picture: NDArray[Any],
+        left: float,
+        top: float,
+        size: float,
+        *,
+        wide: float = 1.0,
+        white: float = 1.0,
+    ) -> None:
         """A picture, grey or RGBA, in a frame that shows where it ends on the white page."""
-        axes = self.axes(left, top, size, size)
+        axes = self.axes(left, top, size * wide, size)
         axes.set_facecolor("0.95")
-        axes.imshow(picture, cmap="gray", vmin=0.0, vmax=1.0, aspect="auto")
+        axes.imshow(np.asarray(picture), cmap="gray", vmin=0.0, vmax=white, aspect="auto")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(color="0.6", linewidth=0.5)
 
@@ -267,21 +372,7 @@ class Sheet:
         lines = textwrap.wrap(clip(name, 36), 15)[:3]
         rise = 0.09 * len(lines) if below else 0.0
         self.text(right - 0.12, middle - rise, "\n".join(lines), ha="right", weight="bold")
-        self.text(right - 0.12, middle + 0.18, below, ha="right", color="0.35")
+        self.text(right - 0.12, middle + 0.18, below, ha="right", color=GREY)
 
     def save(self, out: Path) -> None:
         save_figure(self.figure, out)
-
-
-def save_figure(figure: Figure, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=DPI)
-
-
-def clip(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def title_size(title: str) -> float:
-    """Points in which a title of any length fits a figure ten inches wide."""
-    return min(13.0, 13.0 * 75.0 / max(len(title), 1))

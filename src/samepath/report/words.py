@@ -9,7 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from samepath.study.results import Interval
+from samepath.study.results import Interval, NetworkFacts
+
+Rows = list[list[str]]
+"""A table: the first row is the header."""
+Tables = list[tuple[str, Rows, str]]
+"""Titles, tables, and a note below each."""
 
 ENDED = {
     "target": "target reached",
@@ -20,9 +25,6 @@ ENDED = {
     "unfinished": "not finished",
 }
 """How a run ended, in words."""
-
-Rows = list[list[str]]
-"""A table: the first row is the header."""
 
 MODELLED = "†"
 """Marks a number that rests on a modelled time."""
@@ -43,12 +45,24 @@ def number(value: float | None, digits: int = 4) -> str:
     return "NaN" if math.isnan(value) else f"{value:.{digits}g}"
 
 
-def duration(seconds: float) -> str:
-    """Two digits at least, in the unit a person would choose."""
-    if not math.isfinite(seconds):
-        return f"{seconds:g} s"
-    unit, length = time_unit(seconds)
-    return f"{two_digits(seconds / length)} {_SHORT[unit]}"
+def two_digits(value: float) -> str:
+    """312, 31, 3.1, 0.31: two digits, but none of the whole part is dropped."""
+    return f"{value:.0f}" if abs(value) >= 9.95 else f"{value:#.2g}"
+
+
+def percent(fraction: float) -> str:
+    """ "86.8"."""
+    return f"{100.0 * fraction:.1f}" if math.isfinite(fraction) else "NaN"
+
+
+def percent_interval(interval: Interval) -> str:
+    """ "86.8", or "86.8 (80.1 to 90.2)" where seeds differ."""
+    return spread(*(percent(x) for x in (interval.low, interval.median, interval.high)))
+
+
+def spread(low: str, middle: str, high: str) -> str:
+    """ "3.1", or "3.1 (2.9 to 3.3)" where they differ."""
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def time_unit(longest: float) -> tuple[str, float]:
@@ -60,19 +74,12 @@ def time_unit(longest: float) -> tuple[str, float]:
     return ("hours", _HOUR) if longest < 2.0 * _DAY else ("days", _DAY)
 
 
-def two_digits(value: float) -> str:
-    """312, 31, 3.1, 0.31: two digits, but none of the whole part is dropped."""
-    return f"{value:.0f}" if abs(value) >= 9.95 else f"{value:#.2g}"
-
-
-def percent(fraction: float) -> str:
-    return f"{100.0 * fraction:.1f}" if math.isfinite(fraction) else "NaN"
-
-
-def percent_interval(interval: Interval) -> str:
-    """ "86.8", or "86.8 (80.1 to 90.2)" where seeds differ."""
-    low, middle, high = (percent(x) for x in (interval.low, interval.median, interval.high))
-    return middle if low == high else f"{middle} ({low} to {high})"
+def duration(seconds: float) -> str:
+    """Two digits at least, in the unit a person would choose."""
+    if not math.isfinite(seconds):
+        return f"{seconds:g} s"
+    unit, length = time_unit(seconds)
+    return f"{two_digits(seconds / length)} {_SHORT[unit]}"
 
 
 def duration_interval(interval: Interval) -> str:
@@ -86,16 +93,50 @@ def duration_interval(interval: Interval) -> str:
     return text if low == high else f"{text} ({low} to {high})"
 
 
+def step_time(seconds: float) -> str:
+    """Three digits, in the unit a step needs: "5.30 ms"."""
+    if seconds == 0.0:
+        return "0"
+    for unit, length in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= length:
+            value = seconds / length
+            return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:#.3g} {unit}"
+    return f"{seconds / 1e-9:.2g} ns"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits, for a table whose unit is milliseconds."""
+    value = 1e3 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "0"
+
+
+def link_words(link: NetworkFacts) -> str:
+    """ "125 MB/s, 50 µs latency"."""
+    rate = link.bytes_per_second
+    speed = f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"
+    return f"{speed}, {1e6 * link.latency_seconds:.3g} µs latency"
+
+
 def listed(words: Iterable[str]) -> str:
     """ "a, b and c"."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def plural(count: int, noun: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def workers_named(counts: Sequence[int]) -> str:
     """ "1 worker", "2, 4 and 8 workers"."""
     noun = "worker" if tuple(counts) == (1,) else "workers"
     return f"{listed(map(str, counts))} {noun}"
+
+
+def sentence(text: str) -> str:
+    """The text with its first letter as a capital."""
+    return text[:1].upper() + text[1:]
 
 
 def endings(ended: dict[str, int]) -> str:
@@ -108,7 +149,7 @@ def endings(ended: dict[str, int]) -> str:
 
 
 def noise_words(value: float, low: float | None, high: float | None) -> str:
-    """Such as "320 examples (95%: 250 to 410)"."""
+    """A noise scale and its interval: "320 examples (95%: 250 to 410)"."""
     if low is None:
         return f"{value:.3g} examples"
     if high is None:
@@ -117,7 +158,7 @@ def noise_words(value: float, low: float | None, high: float | None) -> str:
 
 
 def noise_meaning(value: float, batch_size: int) -> str:
-    """What the scale says of the batch size."""
+    """What a noise scale says of the batch size."""
     ratio = value / batch_size
     if ratio >= 4.0:
         what = "a larger batch would save steps nearly in proportion"
@@ -126,6 +167,6 @@ def noise_meaning(value: float, batch_size: int) -> str:
     else:
         what = "a larger batch would hardly save steps"
     return (
-        f"With a batch of {value:.3g} the gradient is half signal, half noise. "
-        f"The batch has {batch_size}: {what}. The scale usually grows while a model learns."
+        f"With a batch of {value:.3g} examples the gradient is half signal, half noise. "
+        f"This run's batch has {batch_size}: {what}. The scale usually grows during training."
     )
