@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import make_folder
+from samepath.files import write_atomically
 from samepath.report.words import Tables
 
 _STYLE = """
