@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -21,9 +22,9 @@ from samepath.engine.state.reopen import ReopenedRun, look_at
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.insight.folder import Kind, kind_of, read_finding
+from samepath.report import style
 from samepath.report.page import Section, write_page
-from samepath.report.style import clip, save_figure, title_size
-from samepath.report.words import noise_meaning, noise_words, time_unit
+from samepath.report.words import Rows, noise_meaning, noise_words, time_unit
 
 
 def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -> Path:
@@ -64,7 +65,7 @@ def _noise_sections(run: ReopenedRun, folder: Path) -> list[Section]:
     return [Section(heading="Gradient noise scale", words=words, picture=picture)]
 
 
-def _facts(run: ReopenedRun) -> list[list[str]]:
+def _facts(run: ReopenedRun) -> Rows:
     config, result = run.config, run.record["result"] or {}
     rows = [["", ""], ["status", run.record["status"]]]
     for name in ("steps", "epochs", "train_loss", "valid_loss", "num_workers", "digest"):
@@ -82,34 +83,31 @@ def _facts(run: ReopenedRun) -> list[list[str]]:
     return rows
 
 
-_COLOURS = ("#9ecae1", "#08519c", "#fec44f", "#000000")
+# --------------------------------------------------------------------------------------- figures
 
 
 def draw_loss_curves(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
-    """Training loss by step, and validation loss at the end of each epoch."""
+    """Training loss by step, and validation loss at the end of each epoch, of up to four runs.
+
+    Curves that lie on each other are drawn one inside the other, wide and pale below, narrow and
+    dark on top, so that each can be seen.
+    """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    widths = (9.0, 6.0, 3.2, 1.0)
-    for (label, folder), width, colour in zip(runs.items(), widths, _COLOURS, strict=False):
+    looks = ((9.0, "#9ecae1"), (6.0, "#08519c"), (3.2, "#fec44f"), (1.0, "#000000"))
+    for (label, folder), (width, colour) in zip(runs.items(), looks, strict=False):
         lines = RunFolder(folder).read_metrics()
         train = [(line["step"], line["train_loss"]) for line in lines if "train_loss" in line]
         valid = [(line["step"], line["valid_loss"]) for line in lines if "valid_loss" in line]
         axes.plot(*zip(*train, strict=True), color=colour, linewidth=width, label=label)
-        if valid:
-            axes.plot(
-                *zip(*valid, strict=True),
-                "o",
-                color=colour,
-                markeredgecolor="black",
-                markeredgewidth=0.6,
-                markersize=1.5 * width + 2,
-                zorder=3,
-            )
+        how: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.6, "zorder": 3}
+        for step, loss in valid:
+            axes.plot([step], [loss], "o", color=colour, markersize=1.5 * width + 2, **how)
     axes.plot([], [], "o", color="white", markeredgecolor="black", label="validation")
     axes.set(xlabel="step", ylabel="loss", yscale="log", title=title)
     axes.legend(frameon=False)
-    axes.grid(alpha=0.3, which="both")
-    save_figure(figure, out)
+    _grid(axes)
+    style.save_figure(figure, out)
 
 
 def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
@@ -126,37 +124,31 @@ def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
     unit, seconds = time_unit(longest)
     widths = np.geomspace(8.0, 1.6, len(runs)) if len(runs) > 1 else np.array([2.0])
     shades = np.linspace(0.32, 1.0, len(runs)) if len(runs) > 1 else np.array([0.85])
+    kinds = (("training", "epoch_train_loss", "Oranges"), ("validation", "valid_loss", "Blues"))
     for (label, lines), width, shade in zip(found.items(), widths, shades, strict=True):
-        for name, key, hue in (
-            ("training", "epoch_train_loss", "Oranges"),
-            ("validation", "valid_loss", "Blues"),
-        ):
+        for name, key, hue in kinds:
             there = [line for line in lines if line.get(key) is not None]
-            losses = [float(line[key]) for line in there]
-            how: dict[str, Any] = {
-                "color": colormaps[hue](shade),
-                "linewidth": width,
-                "marker": "o" if len(there) <= 30 else "",
-                "markersize": width + 3.0,
-            }
             epochs = [line["epoch"] + 1 for line in there]
-            by_epoch.plot(epochs, losses, label=f"{name}, {clip(label, 60)}", **how)
+            losses = [float(line[key]) for line in there]
+            marker = "o" if len(there) <= 30 else ""
+            how: dict[str, Any] = {"color": colormaps[hue](shade), "marker": marker}
+            words = f"{name}, {style.clip(label, 60)}"
+            by_epoch.plot(epochs, losses, label=words, lw=width, ms=width + 3.0, **how)
             if key == "valid_loss":
-                how |= {"linewidth": 1.0 + width / 3.0, "markersize": 3.0 + width / 3.0}
-                by_time.plot([line["time"] / seconds for line in there], losses, **how)
+                times, third = [line["time"] / seconds for line in there], width / 3.0
+                by_time.plot(times, losses, lw=1.0 + third, ms=3.0 + third, **how)
     by_epoch.set(xlabel="epoch", ylabel="loss", yscale="log", title="by epoch")
     by_time.set(xlabel=unit, title="validation, by time")
     by_epoch.xaxis.get_major_locator().set_params(integer=True)
     for axes in (by_epoch, by_time):
-        axes.grid(alpha=0.3, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=title_size(title), weight="bold", parse_math=False)
+        _grid(axes)
+    figure.suptitle(title, fontsize=style.title_size(title), weight="bold", parse_math=False)
     fitting = 110 // (max(map(len, runs)) + len("validation, and a line"))
     fitting = max(1, min(len(runs), fitting))
     legend = figure.legend(loc="outside lower center", ncols=fitting, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    save_figure(figure, out)
+    style.save_figure(figure, out)
 
 
 def _epochs_of(folder: Path) -> list[dict[str, Any]]:
@@ -182,36 +174,44 @@ def noise_lines(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def draw_noise(metrics: Sequence[dict[str, Any]], batch_size: int, out: Path, title: str) -> None:
-    """The scale by step with its interval, and the batch size it is to be held against."""
+    """The noise scale by step with its interval, and the batch size to hold it against."""
     lines = noise_lines(metrics)
     figure = Figure(figsize=(8.0, 3.8), layout="constrained")
     axes = figure.add_subplot()
-    steps = [line["step"] for line in lines]
-    top = 4.0 * max(max(line["noise_scale"] for line in lines), batch_size)
-    told = [line for line in lines if line.get("noise_low") is not None]
-    axes.fill_between(
-        [line["step"] for line in told],
-        [max(line["noise_low"], 1.0) for line in told],
-        [top if line["noise_high"] is None else min(line["noise_high"], top) for line in told],
-        color="#9ecae1",
-        alpha=0.6,
-        linewidth=0.0,
-        label="95% interval",
-    )
-    axes.plot(steps, [line["noise_scale"] for line in lines], color="#08519c", label="noise scale")
+    scales = [line["noise_scale"] for line in lines]
+    top = 4.0 * max(*scales, batch_size)
+    known = [line for line in lines if line.get("noise_low") is not None]
+    low = [max(line["noise_low"], 1.0) for line in known]
+    high = [top if line["noise_high"] is None else min(line["noise_high"], top) for line in known]
+    steps = [line["step"] for line in known]
+    how: dict[str, Any] = {"color": "#9ecae1", "alpha": 0.6, "linewidth": 0.0}
+    axes.fill_between(steps, low, high, label="95% interval", **how)
+    axes.plot([line["step"] for line in lines], scales, color="#08519c", label="noise scale")
     axes.axhline(batch_size, color="#d95f02", linestyle="--", label=f"batch size {batch_size}")
     axes.set(xlabel="step", ylabel="examples", yscale="log")
     axes.set_ylim(top=top)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(clip(title, 80), parse_math=False)
+    axes.set_title(style.clip(title, 80), parse_math=False)
+    _grid(axes)
+    axes.legend(frameon=False, ncols=3, loc="upper left")
+    style.save_figure(figure, out)
+
+
+def _grid(axes: Axes) -> None:
     axes.grid(alpha=0.3, which="both")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=3, loc="upper left")
-    save_figure(figure, out)
+
+
+# -------------------------------------------------------------------------------------- findings
 
 
 def finding_sections(run: Path, recipe: str) -> list[Section]:
-    """One section a picture; the first of a finding has its verdict."""
+    """What was found out about a run's recipe: of each kind the newest finding that is about it.
+
+    Curvature must be of this very run; advice, a profile or a simulation of its recipe. Findings
+    are looked for in the run's folder and in `insight/`, beside `runs/` and here. Each has a
+    section with its verdict, and one for each picture.
+    """
     newest: dict[Kind, tuple[Path, dict[str, Any]]] = {}
     sections = []
     for folder, kind in _finding_folders(run):
@@ -255,7 +255,7 @@ def _is_about(content: dict[str, Any], run: Path, recipe: str) -> bool:
 
 
 def _inside(place: Path) -> list[Path]:
-    """What a folder holds; nothing where there is none, or it is closed to us."""
+    """What a folder holds; nothing where there is none, or where it cannot be read."""
     try:
         return sorted(place.iterdir())
     except OSError:
