@@ -16,13 +16,10 @@ import pytest
 from matplotlib.image import imread
 
 from samepath.report import study as study_report
-from samepath.report.page import Section, markdown, write_page
 from samepath.report.study import loss_picture, write_report
 from samepath.report.study_figures import gap, pareto_front
 from samepath.report.study_losses import warmup_epochs
 from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
-from samepath.report.style import strategy_looks as looks
-from samepath.report.words import duration, endings, listed, number
 from samepath.study.results import (
     Cell,
     ClockFacts,
@@ -355,40 +352,7 @@ def test_runs_and_facts() -> None:
     assert rates[3] == ["0.0021", "no", "NaN", "not a number at step 9"]
 
 
-def test_tables_become_markdown() -> None:
-    assert markdown([["a", "b|c"], ["1", "2"]]) == ("| a | b\\|c |\n| --- | --- |\n| 1 | 2 |\n")
-
-
-def test_words() -> None:
-    times = [0.012, 4.04, 45.6, 186.0, 7300.0, 3e5, math.inf]
-    said = ["0.012 s", "4.0 s", "46 s", "3.1 min", "2.0 h", "3.5 days", "inf s"]
-    assert [duration(time) for time in times] == said
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b", "c"]) == "a, b and c"
-    assert number(None) == ""
-    assert number(math.nan) == "NaN"
-    assert endings({"diverged": 3}) == "diverged"
-    both = "target reached (1 of 3 seeds), stuck (2 of 3 seeds)"
-    assert endings({"target": 1, "stuck": 2}) == both
-
-
 # --------------------------------------------------------------------------------------- figures
-
-
-def test_looks_are_the_same_in_every_study_and_never_twice_in_one() -> None:
-    built_in = (
-        *("strong", "weak", "linear", "warmup", "sqrt", "sqrt-warmup", "lars", "lamb", "decay"),
-        *("growth", "curvature", "curvature-adversarial", "noise", "stale", "asynchronous"),
-    )
-    everything = looks(built_in)
-    assert looks(("weak", "stale"))["weak"] == everything["weak"]
-    assert len({look.colour for look in everything.values()}) == len(built_in)
-    assert len({look.marker for look in everything.values()}) == len(built_in)
-    names = (*built_in, "warmup:epochs=10", "warmup:epochs=20", "zeta", "alpha", "alpha:x=1")
-    found = looks(names)
-    assert len(set(found.values())) == len(names)
-    assert looks(("alpha", "zeta"))["zeta"].colour == found["zeta"].colour
-    assert looks(("warmup:epochs=10",))["warmup:epochs=10"].colour == everything["warmup"].colour
 
 
 def test_pareto_front() -> None:
@@ -575,12 +539,3 @@ def test_loss_pictures_have_names_of_their_own() -> None:
     study = race(("a:b=1", "a b=1", "warmup:epochs=10", "../x"), (1,), (0,))
     names = [loss_picture(study, name) for name in study.strategies]
     assert names == ["loss_1.png", "loss_2.png", "loss_warmup-epochs-10.png", "loss_..-x.png"]
-
-
-def test_long_tables_are_folded_and_notes_are_escaped(tmp_path: Path) -> None:
-    table = [["a"], ["1"], ["2"]]
-    section = Section(heading="x", table=table, note="<b>", folded=True)
-    write_page(tmp_path / "page.html", "title", [section])
-    text = (tmp_path / "page.html").read_text()
-    assert "<details><summary>2 lines</summary>" in text
-    assert '<p class="note">&lt;b&gt;</p>' in text
