@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from samepath.report.words import (
     ENDED,
@@ -31,8 +31,10 @@ TIE = 0.01
 
 Tried = Mapping[str, Mapping[int, Cell]]
 """Cells by strategy and workers."""
-Phrase = Callable[[bool], str]
-"""What is said of a strategy, or (True) of several."""
+
+_ONE = {"es": "es", "s": "s", "is": "is", "has": "has"}
+_SEVERAL = {"es": "", "s": "", "is": "are", "has": "have"}
+"""Endings and verbs of a phrase such as "reach{es} it", of one strategy or of several."""
 
 
 def verdict(cells: Sequence[Cell], target_loss: float, rate_how: str) -> str:
@@ -94,9 +96,9 @@ def _only_one_worker(
         return f"Only one worker reaches {loss}: {known}", sentence(_clauses(fates))
     who = _subject(best, len(tried))
     soonest = " soonest" if len(best) < len(tried) else ""
-    first = f"With one worker, {who} {_s('reach', best)} {loss}{soonest}: {known}"
+    first = f"With one worker, {who} {_reach(best)} {loss}{soonest}: {known}"
     later = [name for name in tried if name not in best and name not in fates]
-    fates |= {name: _verb("reaches it later", "reach it later") for name in later}
+    fates |= dict.fromkeys(later, "reach{es} it later")
     alone = "No larger worker count was tried, so nothing is known about scaling"
     return first, f"{alone}; {_clauses(fates)}" if fates else alone
 
@@ -113,7 +115,7 @@ def _led(
     named = f"with {workers_named(contested)}"
     place = everywhere if list(contested) == more and len(more) > 1 else named
     who = _subject(leaders, len(tried))
-    verb = f"{who} {_s('reach', leaders)} {loss}"
+    verb = f"{who} {_reach(leaders)} {loss}"
     name, workers = _best(tried, leaders, contested)
     cell = tried[name][workers]
     if len(tried) == len(leaders):
@@ -173,7 +175,7 @@ def _rest(
     leaders: Sequence[str],
 ) -> str:
     own = {name: _fate(tried[name]) for name in leaders if _failed(tried[name])}
-    others: dict[str, Phrase] = {}
+    others: dict[str, str] = {}
     for name in tried:
         if name in leaders:
             continue
@@ -183,9 +185,7 @@ def _rest(
             others[name] = _second_to(tried, name, leaders[0], counts, winners)
         elif not any(name in winners[k] for k in contested):
             at = _everywhere(tried[name], counts)
-            others[name] = _verb(
-                f"reaches it {at} but is never soonest", f"reach it {at} but are never soonest"
-            )
+            others[name] = f"reach{{es}} it {at} but {{is}} never soonest"
     parts = [_clauses(own)] if own else []
     if others:
         parts.append(("of the others, " if leaders else "") + _clauses(others))
@@ -203,7 +203,7 @@ def _second_to(
     leader: str,
     counts: Sequence[int],
     winners: Mapping[int, list[str]],
-) -> Phrase:
+) -> str:
     """A strategy that reaches the target wherever it was run, but does not lead."""
     tied = [k for k in winners if k > 1 and name in winners[k]]
     as_soon = f", as soon with {workers_named(tied)}," if tied else ""
@@ -211,8 +211,7 @@ def _second_to(
     never = " but never sooner"
     if math.isfinite(other) and not _ties(other, mine):
         never = " but sooner only with one worker"
-    text = f" it {_everywhere(tried[name], counts)}{as_soon}{never}"
-    return _verb(f"reaches{text}", f"reach{text}")
+    return f"reach{{es}} it {_everywhere(tried[name], counts)}{as_soon}{never}"
 
 
 def _everywhere(found: Mapping[int, Cell], counts: Sequence[int]) -> str:
@@ -223,12 +222,12 @@ def _failed(found: Mapping[int, Cell]) -> list[int]:
     return [k for k, cell in found.items() if cell.seconds is None]
 
 
-def _fate(found: Mapping[int, Cell]) -> Phrase:
+def _fate(found: Mapping[int, Cell]) -> str:
     """Where a strategy fails, and how."""
     failed, counts = _failed(found), list(found)
     ended = {name for k in failed for name in found[k].ended if name != "target"}
-    why = f" ({', '.join(words for name, words in ENDED.items() if name in ended)})"
-    why = why if ended else ""
+    reasons = ", ".join(words for name, words in ENDED.items() if name in ended)
+    why = f" ({reasons})" if reasons else ""
     if failed == counts:
         where = ""
     elif failed == counts[1:] and counts[0] == 1:
@@ -238,10 +237,8 @@ def _fate(found: Mapping[int, Cell]) -> Phrase:
     else:
         where = f" with {workers_named(failed)}"
     if ended == {"unfinished"}:
-        return _verb(*(f"{has} not reached it yet{where}{why}" for has in ("has", "have")))
-    if not where:
-        return _verb(f"never reaches it{why}", f"never reach it{why}")
-    return _verb(f"fails{where}{why}", f"fail{where}{why}")
+        return f"{{has}} not reached it yet{where}{why}"
+    return f"fail{{s}}{where}{why}" if where else f"never reach{{es}} it{why}"
 
 
 def _efficiencies(tried: Tried, leaders: Sequence[str], contested: Sequence[int]) -> str:
@@ -270,24 +267,19 @@ def _caveats(cells: Sequence[Cell], rate_how: str) -> str:
     return text
 
 
-def _clauses(phrases: Mapping[str, Phrase]) -> str:
+def _clauses(phrases: Mapping[str, str]) -> str:
     """One clause for all strategies of which the same is to be said."""
     groups: dict[str, list[str]] = {}
-    said: dict[str, Phrase] = {}
     for name, phrase in phrases.items():
-        groups.setdefault(phrase(False), []).append(name)
-        said[phrase(False)] = phrase
+        groups.setdefault(phrase, []).append(name)
     return "; ".join(
-        f"{listed(names)} {said[key](len(names) > 1)}" for key, names in groups.items()
+        f"{listed(names)} {phrase.format(**(_SEVERAL if len(names) > 1 else _ONE))}"
+        for phrase, names in groups.items()
     )
 
 
-def _verb(one: str, several: str) -> Phrase:
-    return lambda plural: several if plural else one
-
-
-def _s(verb: str, subjects: Sequence[str]) -> str:
-    return verb if len(subjects) > 1 else f"{verb}es"
+def _reach(subjects: Sequence[str]) -> str:
+    return "reach" if len(subjects) > 1 else "reaches"
 
 
 def _subject(names: Sequence[str], of: int) -> str:
