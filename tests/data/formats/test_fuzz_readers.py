@@ -58,8 +58,7 @@ from samepath.engine.state.reopen import look_at, needs_code_to_draw
 from samepath.engine.state.state import State
 from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
-from samepath.report.findings import finding_sections
-from samepath.report.noise import noise_lines
+from samepath.report.show import finding_sections, noise_lines
 from samepath.study.results import ClockFacts, read_clock
 from samepath.timing.measured import read_measured, write_measured
 from samepath.web.dashboard.contents import FolderContents

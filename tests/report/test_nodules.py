@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from report_runs import count_pixels, epoch_lines, write_run
 
-from samepath.report.curves import draw_losses
-from samepath.report.ellipsoids import Floats, camera, picture_ellipsoids, picture_surface
 from samepath.report.nodules import (
+    Floats,
+    camera,
     draw_ellipsoids,
     draw_measures,
     draw_real_and_generated,
     draw_reconstructions,
     draw_sharpening,
+    picture_ellipsoids,
+    picture_surface,
 )
+from samepath.report.show import draw_losses
 
 LONG = "LIDC-IDRI-0078_and_a_name_without_blanks, $and$ $ with more words than have room"
 SIDE = 8
@@ -28,7 +30,7 @@ SIDE = 8
 
 @pytest.fixture(autouse=True)
 def few_rays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samepath.report.ellipsoids._OVERSAMPLING", 1)
+    monkeypatch.setattr("samepath.report.nodules._OVERSAMPLING", 1)
 
 
 def ball(radius: float, side: int = SIDE, middle: tuple[float, ...] = (0.0, 0.0, 0.0)) -> Floats:
@@ -50,25 +52,6 @@ def gaussians(count: int, num_components: int = 5) -> tuple[Floats, Floats, Floa
     weights = np.ones((count, num_components)) / num_components
     means = random.uniform(-0.5, 0.5, (count, num_components, 3))
     return weights, means, np.tile(0.04 * np.eye(3), (count, num_components, 1, 1))
-
-
-def write_run(folder: Path, lines: list[dict[str, Any]]) -> Path:
-    folder.mkdir()
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def epoch_lines(num_epochs: int, seconds: float, factor: float = 1.0) -> list[dict[str, Any]]:
-    return [
-        {
-            "step": epoch + 1,
-            "epoch": epoch,
-            "epoch_train_loss": factor / (epoch + 1),
-            "valid_loss": 2.0 * factor / (epoch + 1),
-            "seconds": seconds * (epoch + 1),
-        }
-        for epoch in range(num_epochs)
-    ]
 
 
 Draw = Callable[[Path, Floats, str], None]
@@ -207,11 +190,6 @@ def test_components_without_mass_are_left_out(tmp_path: Path) -> None:
     assert drawn("c.png", 2) != plain
 
 
-def count_pixels(image: Floats, colour: str) -> int:
-    wanted = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    return int((np.abs(image[:, :, :3] - wanted).max(axis=2) < 0.02).sum())
-
-
 def test_held_out_is_filled_and_generated_a_line(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     out = tmp_path / "a.png"
@@ -219,50 +197,3 @@ def test_held_out_is_filled_and_generated_a_line(tmp_path: Path) -> None:
     draw_measures(spread, spread, out, labels=("generated", "held out"))
     image = imread(out)
     assert count_pixels(image, "#b8c4cf") > 2 * count_pixels(image, "#b2182b") > 1000
-
-
-def test_a_resumed_run_goes_on_in_time(tmp_path: Path) -> None:
-    """Stopped after the third of five epochs and started again: `seconds` begin at 0 again."""
-    lines = epoch_lines(5, 10.0)
-    whole = write_run(tmp_path / "whole", lines)
-    resumed = write_run(
-        tmp_path / "resumed",
-        [{**line, "seconds": line["seconds"] - 30.0 * (line["epoch"] > 2)} for line in lines],
-    )
-    slower = write_run(tmp_path / "slower", epoch_lines(5, 17.0))
-    drawn = {}
-    for folder in (whole, resumed, slower):
-        out = tmp_path / f"{folder.name}.png"
-        draw_losses({"a run": whole, "another": folder}, out, title="test")
-        drawn[folder.name] = imread(out)
-    assert np.array_equal(drawn["whole"], drawn["resumed"])
-    half = drawn["whole"].shape[1] // 2
-    left = {name: image[:480, :half] for name, image in drawn.items()}
-    assert np.array_equal(left["whole"], left["slower"]), "the same path by epoch"
-    assert not np.array_equal(drawn["whole"][:480, half:], drawn["slower"][:480, half:])
-
-
-def test_curves_on_each_other_can_both_be_seen(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", epoch_lines(40, 100.0))
-    draw_losses({"1 worker": run, "2 workers": run}, tmp_path / "a.png", title="test")
-    image = imread(tmp_path / "a.png")[:460]  # without the legend
-    for colour in ("#afd1e7", "#08306b", "#fdbe85", "#7f2704"):
-        assert count_pixels(image, colour) > 300, colour
-
-
-def test_losses_of_odd_runs(tmp_path: Path) -> None:
-    """No epoch yet, no validation, a loss that is no number."""
-    unfinished = write_run(
-        tmp_path / "unfinished", [{"step": 1, "epoch": 0, "train_loss": 1.0, "seconds": 0.1}]
-    )
-    lines = epoch_lines(3, 5000.0)
-    blind = write_run(
-        tmp_path / "blind", [{k: v for k, v in line.items() if k != "valid_loss"} for line in lines]
-    )
-    strange = write_run(
-        tmp_path / "strange", [lines[0], {**lines[1], "valid_loss": "inf"}, lines[2]]
-    )
-    runs = {"unfinished": unfinished, "blind": blind, "strange": strange}
-    draw_losses({"unfinished": unfinished}, tmp_path / "one.png", title="test")
-    draw_losses(runs, tmp_path / "all.png", title="test")
-    assert imread(tmp_path / "all.png").shape[1] == 1300

@@ -15,15 +15,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from samepath.report import study_tables
-from samepath.report.page import Section, write_page
-from samepath.report.study_gap import gap
-from samepath.report.study_grid import grid_metrics, preferred_batches
+from samepath.report import study as study_report
+from samepath.report.study import loss_picture, write_report
+from samepath.report.study_figures import gap, pareto_front
 from samepath.report.study_losses import warmup_epochs
-from samepath.report.study_pareto import pareto_front
-from samepath.report.study_report import loss_picture, write_report
-from samepath.report.study_style import looks
-from samepath.report.study_words import duration, endings, listed, number
+from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
 from samepath.study.results import (
     Cell,
     ClockFacts,
@@ -184,7 +180,7 @@ def race(
                 strategy="strong", workers=2, measured_efficiency=0.8, modelled_efficiency=0.84
             ),
         ),
-        verdict=study_tables.verdict(cells, TARGET, "largest"),
+        verdict=verdict(cells, TARGET, "largest"),
     )
 
 
@@ -296,13 +292,13 @@ def test_efficiency_is_as_in_the_papers_tables() -> None:
             continue
         cells.append(cell)
     study = replace(study, cells=tuple(cells))
-    assert study_tables.efficiency_table(study, study_tables.strong_of(study)) == [
+    assert study_report.efficiency_table(study, study_report.strong_of(study)) == [
         ["workers", "strong"],
         ["1", "100.0"],
         ["2", "105.2"],
         ["16", "58.1 (55.0 to 61.2) †"],
     ]
-    assert study_tables.efficiency_table(study, study_tables.others_of(study)) == [
+    assert study_report.efficiency_table(study, study_report.others_of(study)) == [
         ["workers", "warmup", "linear"],
         ["1", "100.0", "100.0"],
         ["2", "85.0, 2 of 3 seeds", "not run"],
@@ -316,9 +312,9 @@ def test_tables_agree_with_the_runs() -> None:
     one, four = times["strong", 1], times["strong", 4]
     assert one is not None
     assert four is not None
-    efficiency = study_tables.efficiency_table(study, ["strong", "linear"])[2]
+    efficiency = study_report.efficiency_table(study, ["strong", "linear"])[2]
     assert efficiency == ["4", f"{100 * one / 4 / four:.1f} †", "NaN"]
-    rows = study_tables.time_table(study)
+    rows = study_report.time_table(study)
     assert rows[0] == ["workers", "strong", "weak", "linear"]
     assert rows[1][1] == f"{one / 60:#.3g} min"
     assert rows[2][1] == f"{four:#.3g} s †"
@@ -330,68 +326,33 @@ def test_a_time_with_several_seeds_has_its_range() -> None:
     seconds = study.cell("strong", 1).seconds
     assert seconds is not None
     low, middle, high = (f"{s / 60:#.3g}" for s in (seconds.low, seconds.median, seconds.high))
-    assert study_tables.time_table(study)[1][1] == f"{middle} min ({low} to {high})"
+    assert study_report.time_table(study)[1][1] == f"{middle} min ({low} to {high})"
 
 
 def test_predictions_say_by_how_much_they_are_off() -> None:
-    rows = study_tables.predictions_table(race(("strong",), (1,), (0,)))
+    rows = study_report.predictions_table(race(("strong",), (1,), (0,)))
     assert rows[1] == ["strong", "2", "80.0", "84.0", "+4.0", "+5.0"]
 
 
 def test_runs_and_facts() -> None:
     study = race()
-    rows = study_tables.runs_table(study)
+    rows = study_report.runs_table(study)
     assert len(rows) == 1 + 5 * 6 * 3
     linear = next(row for row in rows if row[:3] == ["linear", "32", "0"])
     assert linear[3:9] == ["1024", "0.0336", "0", "diverged: the loss is not a number", "1", "none"]
     assert linear[10] == "modelled"
-    facts = dict(study_tables.facts_table(study))
+    facts = dict(study_report.facts_table(study))
     assert facts["target"] == (
         "validation loss 0.0016384: the validation loss after 50 % of the sequential run's epochs"
     )
     assert "range test" in facts["learning rate"]
     assert facts["network"] == "1 Gbit/s (preset): 125 MB/s, 50 µs latency"
-    rates = study_tables.rates_table(study)
+    rates = study_report.rates_table(study)
     assert rates[2][0] == "0.00105 (chosen)"
     assert rates[3] == ["0.0021", "no", "NaN", "not a number at step 9"]
 
 
-def test_tables_become_markdown() -> None:
-    assert study_tables.markdown([["a", "b|c"], ["1", "2"]]) == (
-        "| a | b\\|c |\n| --- | --- |\n| 1 | 2 |\n"
-    )
-
-
-def test_words() -> None:
-    times = [0.012, 4.04, 45.6, 186.0, 7300.0, 3e5, math.inf]
-    said = ["0.012 s", "4.0 s", "46 s", "3.1 min", "2.0 h", "3.5 days", "inf s"]
-    assert [duration(time) for time in times] == said
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b", "c"]) == "a, b and c"
-    assert number(None) == ""
-    assert number(math.nan) == "NaN"
-    assert endings({"diverged": 3}) == "diverged"
-    both = "target reached (1 of 3 seeds), stuck (2 of 3 seeds)"
-    assert endings({"target": 1, "stuck": 2}) == both
-
-
 # --------------------------------------------------------------------------------------- figures
-
-
-def test_looks_are_the_same_in_every_study_and_never_twice_in_one() -> None:
-    built_in = (
-        *("strong", "weak", "linear", "warmup", "sqrt", "sqrt-warmup", "lars", "lamb", "decay"),
-        *("growth", "curvature", "curvature-adversarial", "noise", "stale", "asynchronous"),
-    )
-    everything = looks(built_in)
-    assert looks(("weak", "stale"))["weak"] == everything["weak"]
-    assert len({look.colour for look in everything.values()}) == len(built_in)
-    assert len({look.marker for look in everything.values()}) == len(built_in)
-    names = (*built_in, "warmup:epochs=10", "warmup:epochs=20", "zeta", "alpha", "alpha:x=1")
-    found = looks(names)
-    assert len(set(found.values())) == len(names)
-    assert looks(("alpha", "zeta"))["zeta"].colour == found["zeta"].colour
-    assert looks(("warmup:epochs=10",))["warmup:epochs=10"].colour == everything["warmup"].colour
 
 
 def test_pareto_front() -> None:
@@ -430,7 +391,7 @@ def test_preferred_batches() -> None:
     assert (16, 1.0) not in grid_metrics(study), "it diverged"
     by_loss = preferred_batches(grid(seeds=(0,), metric="loss"))
     assert by_loss[0.1][0] == 256, "the lowest"
-    table = study_tables.grid_table(grid())
+    table = study_report.grid_table(grid())
     assert table[1][4] == "diverged"
     assert table[3][4].endswith(", 2 of 3 seeds")
 
@@ -507,10 +468,10 @@ def test_report_of_a_race_that_has_hardly_begun(tmp_path: Path) -> None:
         curve = (first,) if run.workers == 1 else ()
         runs.append(replace(run, ended="unfinished", curve=curve))
     cells = cells_of(runs)
-    said = study_tables.verdict(cells, TARGET, "recipe")
+    said = verdict(cells, TARGET, "recipe")
     begun = replace(study, runs=tuple(runs), cells=cells, predictions=(), verdict=said)
     assert "not finished" in check_files(begun, tmp_path / "begun")
-    said = study_tables.verdict((), TARGET, "recipe")
+    said = verdict((), TARGET, "recipe")
     empty = replace(study, runs=(), cells=(), predictions=(), verdict=said)
     assert "not run" in check_files(empty, tmp_path / "empty")
 
@@ -578,12 +539,3 @@ def test_loss_pictures_have_names_of_their_own() -> None:
     study = race(("a:b=1", "a b=1", "warmup:epochs=10", "../x"), (1,), (0,))
     names = [loss_picture(study, name) for name in study.strategies]
     assert names == ["loss_1.png", "loss_2.png", "loss_warmup-epochs-10.png", "loss_..-x.png"]
-
-
-def test_long_tables_are_folded_and_notes_are_escaped(tmp_path: Path) -> None:
-    table = [["a"], ["1"], ["2"]]
-    section = Section(heading="x", table=table, note="<b>", folded=True)
-    write_page(tmp_path / "page.html", "title", [section])
-    text = (tmp_path / "page.html").read_text()
-    assert "<details><summary>2 lines</summary>" in text
-    assert '<p class="note">&lt;b&gt;</p>' in text
