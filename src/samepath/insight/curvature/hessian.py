@@ -2,9 +2,8 @@
 
 In: a model, its loss, a sample cut into grains. Out: the loss at any weights; the product of the
 Hessian at the model's weights with any vector. Exact products: the gradient of a gradient, which
-needs nothing of a model but what double backward needs. (curvlinops differentiates forward over
-reverse under vmap: an autograd Function then needs a `jvp`, which DeepDensity's have not, and a
-product of the digits takes twice as long. It is the referee in our tests.)
+needs nothing of a model but what double backward needs. (torch.func differentiates forward over
+reverse under vmap: an autograd Function then needs a `jvp`, which DeepDensity's have not.)
 
 The function is one, and deterministic: the model in evaluation mode (batch norm uses its running
 statistics, dropout is off), examples without augmentation, no autocast, random state keyed by
