@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from samepath.cli.main import cli
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
-from samepath.insight.curvature.curvature import measure_curvature
-from samepath.insight.curvature.request import CurvatureRequest
+from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.insight.curvature.result import Curvature, from_json
 from samepath.insight.folder import kind_of, read_finding
 

@@ -77,8 +77,7 @@ def curvature(
       samepath curvature runs/batch-32 runs/batch-1024 --examples 1024
       samepath curvature runs/nodules-1 --epoch best --top 5
     """
-    from samepath.insight.curvature.curvature import measure_curvature
-    from samepath.insight.curvature.request import CurvatureRequest
+    from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
     from samepath.insight.curvature.result import to_json
     from samepath.insight.folder import choose_folder
     from samepath.report.insight_curvature import write_curvature

@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 
 from samepath import start
 from samepath.data import as_source
+from samepath.engine.run import lanczos
+from samepath.engine.run.lanczos import Eigenpairs, top_eigenpairs
+from samepath.engine.run.measure import choose_sample, trained
 from samepath.engine.run.session import Session
 from samepath.errors import UserError
-from samepath.insight.curvature import lanczos as hessian_lanczos
-from samepath.insight.curvature.faults import refuse_undifferentiable
-from samepath.insight.curvature.hessian import SampleLoss, choose_sample, flatten, trained
-from samepath.insight.curvature.lanczos import Eigenpairs, top_eigenpairs
-from samepath.insight.curvature.trace import estimate_trace
+from samepath.insight.curvature.hessian import SampleLoss, estimate_trace, flatten
+from samepath.insight.curvature.second_derivatives import refuse_undifferentiable
 from samepath.plan import Batch
 
 Data = tuple[Tensor, Tensor]
@@ -211,7 +211,7 @@ def pairs_of(matrix: Tensor, num: int, **how: Any) -> Eigenpairs:
 
 def test_restarts_find_the_same_and_residuals_are_true(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crowded spectrum on both sides of zero, in a basis much smaller than is needed."""
-    monkeypatch.setattr(hessian_lanczos, "MOST_BASIS", 1)
+    monkeypatch.setattr(lanczos, "MOST_BASIS", 1)
     values = [*(10.0 / n for n in range(1, 101)), *(-7.0 / n for n in range(1, 101))]
     matrix = matrix_with(values)
     pairs = pairs_of(matrix, 6, relative=1e-6)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -27,25 +28,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from samepath.data import GrainRequest, Source, seed_everything
 from samepath.engine.comm.collective import Collective
 from samepath.engine.run.evaluation import to_device
+from samepath.engine.run.lanczos import Eigenpairs
+from samepath.engine.run.measure import trained
 from samepath.engine.step.gradients import TreeSum
 from samepath.errors import UserError, WorkerLost
 from samepath.keys import key
-from samepath.plan import Batch, divide, epoch_order
+from samepath.plan import Batch, divide
 
 Loss = Callable[[nn.Module, Any], Tensor]
 _STOP, _LOSS, _PRODUCT = 0, 1, 2
-
-
-def choose_sample(num_examples: int, most: int, grain_size: int, seed: int) -> Batch:
-    """Whole grains of a fixed choice of examples (the data itself where it is smaller than one)."""
-    size = min(grain_size, num_examples)
-    count = max(1, min(most, num_examples) // size)
-    order = epoch_order(num_examples, key("measure", seed), 0)
-    return Batch(step=0, epoch=0, examples=order[: size * count], grain_size=size)
-
-
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+TRACE_VECTORS = 20
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
@@ -241,3 +233,50 @@ class SampleLoss:
         records = self._collective.gather(mine.view(np.uint8))
         everything = np.concatenate([record.view(np.float64) for record in records])
         return math.fsum(everything) if np.isfinite(everything).all() else float(everything.sum())
+
+
+# ---- its trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class HessianTrace:
+    """The sum of all eigenvalues."""
+
+    value: float
+    standard_error: float
+    num_products: int
+
+
+def estimate_trace(
+    product: Callable[[Tensor], Tensor],
+    known: Eigenpairs,
+    *,
+    seed: int = 0,
+    num_vectors: int = TRACE_VECTORS,
+    tell: Callable[[int, int], None] = lambda done, expected: None,
+) -> HessianTrace:
+    """An estimate without bias; the same bits for the same products.
+
+    tr H = tr Q'HQ + E[z'PHPz] with P = 1 - QQ', for random signs z. The known eigenpairs' part of
+    the trace is certain, so only what is left is sampled (as in Hutch++, Meyer et al. 2021, with
+    Lanczos' vectors in place of a sketch's), by Hutchinson's vectors of random signs: the error is
+    that of the small eigenvalues alone."""
+    certain = math.fsum(known.values)
+    vectors = known.vectors
+    if len(vectors) == vectors.shape[1]:  # all eigenvalues there are
+        return HessianTrace(value=certain, standard_error=0.0, num_products=0)
+    found = []
+    for number in range(num_vectors):
+        generator = torch.Generator().manual_seed(key("trace", seed, number))
+        signs = torch.randint(0, 2, (vectors.shape[1],), generator=generator)
+        vector = (2 * signs - 1).to(vectors)
+        vector = vector - (vectors @ vector) @ vectors
+        found.append(float(vector.double() @ product(vector).double()))
+        tell(number + 1, num_vectors)
+    mean = math.fsum(found) / num_vectors
+    variance = math.fsum((value - mean) ** 2 for value in found) / (num_vectors - 1)
+    return HessianTrace(
+        value=certain + mean,
+        standard_error=math.sqrt(variance / num_vectors),
+        num_products=num_vectors,
+    )
