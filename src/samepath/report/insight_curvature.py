@@ -7,12 +7,13 @@ In: what was found. Out: `spectrum.png`, `lines.png`, `planes.png`, `curvature.h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from samepath.engine.state.run_folder import make_folder
-from samepath.insight.curvature.result import Curvature, to_json
+from samepath.insight.curvature.result import Curvature
 from samepath.insight.folder import write_finding
 from samepath.report.insight_curvature_words import (
     CAUTION,
@@ -40,7 +41,7 @@ def write_curvature(folder: Path, found: Curvature, command: Sequence[str]) -> N
     draw_lines(found, folder / "lines.png")
     draw_planes(found, folder / "planes.png")
     write_page(folder / "curvature.html", f"Curvature: {found.recipe}", _sections(found, folder))
-    content = to_json(found) | {"verdict": verdict(found), "caution": CAUTION}
+    content = asdict(found) | {"verdict": verdict(found), "caution": CAUTION}
     write_finding(folder, "curvature", recipe=found.recipe, command=command, content=content)
 
 

@@ -55,9 +55,9 @@ class CurvatureRequest:
     runs: tuple[Path, ...]
     num_workers: int | Literal["auto"] = "auto"
     num_examples: int = 256
-    """At most; whole grains of them."""
+    """At most so many are sampled, in whole grains."""
     top: int = 20
-    """Eigenvalues."""
+    """How many eigenvalues."""
     grid: int = 31
     """Points of a line; planes have half as many each way."""
     radius: float = 1.0
@@ -140,7 +140,7 @@ def _notes(run: RunCurvature, top: int) -> Iterator[str]:
 
 
 def _refuse_mixture(runs: Sequence[ReopenedRun]) -> list[str]:
-    """An error unless losses can be compared; what to know where they almost can."""
+    """Raise unless the runs' losses can be compared; notes for the reader where they almost can."""
     first = runs[0]
     for run in runs[1:]:
         for name, what in (("identity", "recipe"), ("data_identity", "data")):
@@ -155,7 +155,7 @@ def _refuse_mixture(runs: Sequence[ReopenedRun]) -> list[str]:
 
 
 def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
-    """The smallest run's sample; an error if a run cannot be looked at, or its loss cannot be
+    """The smallest run's sample; raise if a run has no weights to look at, or its loss cannot be
     differentiated twice."""
     samples = []
     for run in runs:
@@ -172,7 +172,7 @@ def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
 
 
 def _work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path) -> None:
-    """One worker's part; the first leaves what was found in the folder."""
+    """One worker's life; the first worker writes what it found for each run to the folder."""
     with start(seed=request.seed, threads=threads) as session:
         show = _silent if request.show is None or not session.is_first else request.show()
         for number, (path, name) in enumerate(zip(request.runs, _names(request.runs), strict=True)):
@@ -184,7 +184,7 @@ def _silent(what: str, done: int, expected: int) -> None:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What runs are called: their folders' names, if those tell them apart."""
+    """Names for runs: their folders' names, if those tell them apart, else their paths."""
     short = [path.resolve().name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
@@ -231,8 +231,8 @@ def _measure(
     if not session.is_first:
         loss.serve()
         return
-    with loss:
-        found, vectors = _explore(loss, request, name, show)
+    found, vectors = _explore(loss, request, name, show)
+    loss.dismiss()
     result = RunCurvature(
         name=name,
         path=str(run.folder.path),
@@ -259,7 +259,7 @@ def _measure(
 def _explore(
     loss: SampleLoss, request: CurvatureRequest, name: str, show: Show
 ) -> tuple[dict[str, Any], Tensor]:
-    """What the leading worker asks of the loss: fields of RunCurvature, and eigenvectors."""
+    """What the first worker asks of the loss: fields of RunCurvature, and eigenvectors."""
     home, seed = loss.weights, request.seed
     at_home = loss.loss_at(home)
     if not math.isfinite(at_home):

@@ -9,7 +9,8 @@ The function is one, and deterministic: the model in evaluation mode (batch norm
 statistics, dropout is off), examples without augmentation, no autocast, random state keyed by
 (seed, grain). Guaranteed: the same bits at every worker count, by the plan's tree.
 
-One worker leads and calls `loss_at` and `product`; the others `serve`.
+The first worker calls `loss_at`, `product` and at last `dismiss`; the others `serve`. The trace of
+the Hessian is estimated from such products.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from samepath.engine.run.evaluation import to_device
 from samepath.engine.run.lanczos import Eigenpairs
 from samepath.engine.run.measure import trained
 from samepath.engine.step.gradients import TreeSum
-from samepath.errors import UserError, WorkerLost
+from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Batch, divide
 
@@ -56,6 +56,7 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def put(model: nn.Module, weights: Tensor) -> None:
+    """Give the model these weights, as one vector."""
     parameters = trained(model)
     with torch.no_grad():
         torch._foreach_copy_(list(parameters), unflatten(weights, parameters))
@@ -77,12 +78,8 @@ def grain_product(
     ]
     product: Sequence[Tensor | None] = [None] * len(parameters)
     if curved:
-        product = torch.autograd.grad(
-            [part for part, _ in curved],
-            parameters,
-            [vector for _, vector in curved],
-            allow_unused=True,
-        )
+        parts, along = zip(*curved, strict=True)
+        product = torch.autograd.grad(parts, parameters, along, allow_unused=True)
     return [
         torch.zeros_like(parameter) if part is None else part
         for part, parameter in zip(product, parameters, strict=True)
@@ -90,13 +87,13 @@ def grain_product(
 
 
 def grain_loss(model: nn.Module, loss: Loss, data: Any) -> Tensor:
-    """The fused kernels of attention have no second derivative; its plain formula has."""
+    """A grain's loss by attention's plain formula: its fused kernels have no second derivative."""
     with sdpa_kernel(SDPBackend.MATH):
         return loss(model, data)
 
 
 class SampleLoss:
-    """The mean loss of a sample. A context: leaving it lets the others go."""
+    """The mean loss of a sample, on all workers: the first asks, the others `serve`."""
 
     def __init__(
         self,
@@ -136,7 +133,7 @@ class SampleLoss:
         self.weights = flatten(self._parameters)
         """Where the model is: the point at which the Hessian is taken."""
 
-    # ---- what the leading worker asks for
+    # ---- what the first worker asks for
 
     def loss_at(self, weights: Tensor) -> float:
         """The mean loss with other weights (infinite or NaN where it is that); the model keeps
@@ -150,42 +147,28 @@ class SampleLoss:
         return self._product(vector)
 
     def serve(self) -> None:
-        """Do one's share of what the leading worker asks for, until it has all it wants."""
+        """Compute this worker's grains of what the first worker asks for, until it dismisses."""
         while True:
             order = torch.zeros(1, dtype=torch.int64, device=self._collective.device)
-            self._broadcast(order)
+            self._collective.broadcast(order)
             if int(order) == _STOP:
                 return
             vector = torch.empty_like(self.weights)
-            self._broadcast(vector)
+            self._collective.broadcast(vector)
             self._loss_at(vector) if int(order) == _LOSS else self._product(vector)
 
-    def __enter__(self) -> SampleLoss:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None and self._collective.worker == 0:
-            self._tell(_STOP)
+    def dismiss(self) -> None:
+        """End the other workers' `serve`."""
+        self._tell(_STOP)
 
     def _tell(self, order: int, vector: Tensor | None = None) -> None:
         if self._collective.num_workers > 1:
             device = self._collective.device
-            self._broadcast(torch.tensor([order], dtype=torch.int64, device=device))
+            self._collective.broadcast(torch.tensor([order], dtype=torch.int64, device=device))
             if vector is not None:
-                self._broadcast(vector)
+                self._collective.broadcast(vector)
 
-    def _broadcast(self, tensor: Tensor) -> None:
-        try:
-            self._collective.broadcast(tensor)
-        except RuntimeError as error:
-            raise WorkerLost(f"another worker left or stopped answering ({error})") from error
-
-    # ---- everybody's share
+    # ---- what every worker computes
 
     def _loss_at(self, weights: Tensor) -> float:
         put(self.model, weights)
@@ -227,7 +210,7 @@ class SampleLoss:
         return flatten(totals).to(self.weights.dtype)
 
     def _fsum(self, values: Sequence[float]) -> float:
-        """Of everybody's values, without an order."""
+        """The exact sum of all workers' values: it has no order."""
         mine = np.zeros(self._division.most_grains)
         mine[: len(values)] = values
         records = self._collective.gather(mine.view(np.uint8))
