@@ -16,8 +16,7 @@ from typing import TypeAlias
 from samepath.engine.state.run_folder import make_folder
 from samepath.insight.folder import write_finding
 from samepath.insight.profile.profile import Profile
-from samepath.insight.profile.timeline import Numbers
-from samepath.insight.profile.trace_file import write_trace
+from samepath.insight.profile.timeline import Numbers, write_trace
 from samepath.report.insight_timeline import draw_timelines
 from samepath.report.page import Section, write_page
 from samepath.timing.measured import write_measured
@@ -166,7 +165,7 @@ def _facts(profile: Profile) -> Rows:
     rows.append(["steps timed, of each engine", str(profile.numbers[0].num_steps)])
     rows.append(["clock", profile.clock])
     rows.append(["cores that others kept busy", f"{profile.busy_cores:.1f}"])
-    if any(each.engine in ("queue", "horovod") for each in profile.numbers):
+    if any(each.engine == "queue" for each in profile.numbers):
         rows.append(["cycle", f"{1e3 * profile.queue.cycle_seconds:g} ms"])
         rows.append(["fusion buffer", f"{profile.queue.fusion_bytes / (1 << 20):g} MiB"])
     return rows
