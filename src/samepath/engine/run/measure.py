@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from samepath.data import Source
 from samepath.engine.run.lanczos import squared_norm, top_eigenvalue
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.run.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import Batch, epoch_order
 from samepath.strategies import Measure

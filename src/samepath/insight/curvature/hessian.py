@@ -27,10 +27,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from samepath.data import GrainRequest, Source, seed_everything
 from samepath.engine.comm.collective import Collective
-from samepath.engine.run.evaluation import to_device
+from samepath.engine.comm.tensors import to_device
+from samepath.engine.comm.tree_sum import TreeSum
 from samepath.engine.run.lanczos import Eigenpairs
 from samepath.engine.run.measure import trained
-from samepath.engine.step.gradients import TreeSum
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Batch, divide

@@ -30,7 +30,7 @@ from samepath.engine.comm.peers import Peers, data_parallel
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
-from samepath.engine.step.settings import Share
+from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError, WorkerLost
 from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings, ring_bytes
 from samepath.insight.profile.recorder import PhaseRecorder, TimedCollective
@@ -45,7 +45,7 @@ class Engine(ABC):
     """One worker's way to train."""
 
     model: nn.Module
-    shares: Iterator[Share]
+    shares: Iterator[WorkerBatch]
     """Whole batches, one after another, each with what this worker computes of it."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Engine(ABC):
 
 def shares_of(
     recipe: Recipe, options: Options, session: Session, recorder: PhaseRecorder, *, exact: bool
-) -> Iterator[Share]:
+) -> Iterator[WorkerBatch]:
     """All whole batches (an epoch's short last one takes less time, and says nothing of the rest),
     each with this worker's grains, or its one share where not `exact`."""
     plan = options.plan
@@ -82,7 +82,7 @@ def shares_of(
         .values()
     )
     grains = recorder.each("load", source.load(requests))
-    return (Share(batch, grains) for batch in batches())
+    return (WorkerBatch(batch, grains) for batch in batches())
 
 
 class Samepath(Engine):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from samepath.engine.state.checkpoint import write_atomically
+from samepath.files import write_atomically
 
 MainPhase: TypeAlias = Literal["load", "forward", "backward", "reduce", "wait", "update"]
 Phase: TypeAlias = MainPhase | Literal["step", "reduction", "negotiation"]
