@@ -22,7 +22,7 @@ from samepath.engine.state.reopen import look_at, reopen
 from samepath.errors import UserError
 from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.recipe import find_recipe
-from samepath.recipes.nodules.generate import GenerateRequest, generate
+from samepath.recipes.nodules.generation import GenerateRequest, generate
 from samepath.report.show import show_run
 
 TINY = Path(__file__).parents[2] / "parity" / "tiny_recipe.py"
