@@ -52,7 +52,7 @@ class FoundStrategy:
     """A strategy, and where it came from."""
 
     name: str
-    """What was typed."""
+    """The text that was typed."""
     identity: str
     """What a resumed run must match: the text itself, or the file's SHA-256."""
     function: Strategy
@@ -61,12 +61,12 @@ class FoundStrategy:
         return self.function(k, moment)
 
     def measures(self, k: int) -> tuple[Measure, ...]:
-        """What it wants measured at the end of every epoch. For one worker there is no choice."""
+        """Quantities to measure at the end of every epoch; none where k is 1: there is no choice."""
         return getattr(self.function, "measures", ()) if k > 1 else ()
 
 
 def register_strategy(name: str, strategy: Strategy) -> None:
-    """Make a strategy known by a name of your own, in a recipe's file for instance."""
+    """Make a strategy known by a name, in a recipe's file for instance."""
     if name in BUILT_IN or not name.replace("-", "_").isidentifier():
         raise UserError(f"strategy {name!r}: give a name of letters and dashes that is not taken")
     _registered[name] = strategy
