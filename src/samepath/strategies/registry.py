@@ -61,7 +61,7 @@ class FoundStrategy:
         return self.function(k, moment)
 
     def measures(self, k: int) -> tuple[Measure, ...]:
-        """Quantities to measure at the end of every epoch; none where k is 1: there is no choice."""
+        """Quantities to measure at the end of every epoch; none for k = 1: there is no choice."""
         return getattr(self.function, "measures", ()) if k > 1 else ()
 
 
