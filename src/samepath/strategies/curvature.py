@@ -19,7 +19,7 @@ GROWS_BY = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curvature:
+class CurvatureGrowth:
     """Batch and rate double when the top Hessian eigenvalue has fallen (ABS)."""
 
     fall: float = 2.0
@@ -52,7 +52,7 @@ class Curvature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvatureAdversarial(Curvature):
+class CurvatureAdversarial(CurvatureGrowth):
     """The same, with adversarial examples at first (ABSA)."""
 
     epsilon: float = 0.005

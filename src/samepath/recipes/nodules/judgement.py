@@ -47,7 +47,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeasureSpread:
     """One measure's mean, standard deviation and two-sample Kolmogorov-Smirnov statistics."""
 
     generated_mean: float
@@ -98,7 +98,7 @@ class Judgement:
     num_empty: int
     """Generated volumes without a voxel that reaches `LEVEL`."""
     seed: int
-    spreads: dict[str, Spread]
+    spreads: dict[str, MeasureSpread]
     """By measure, in the order of `MEASURES`."""
     nearest: Nearness
     two_sample: dict[str, TwoSample]
@@ -250,7 +250,7 @@ def table(judgement: Judgement) -> list[list[str]]:
     return rows
 
 
-def _read_spread(spread: Spread) -> str:
+def _read_spread(spread: MeasureSpread) -> str:
     if spread.p_value >= 0.05:
         return "no difference found"
     unit = max(spread.held_out_sd, 1e-12)
@@ -288,13 +288,13 @@ def _check(given: dict[str, Volumes]) -> None:
         raise UserError("reconstructed must be held_out's reconstructions, one each, in order")
 
 
-def _spread(generated: Floats, held_out: Floats, training: Floats) -> Spread:
+def _spread(generated: Floats, held_out: Floats, training: Floats) -> MeasureSpread:
     from scipy.stats import ks_2samp
 
     made, real = ((float(of.mean()), float(of.std())) for of in (generated, held_out))
     ks, p_value = map(float, ks_2samp(generated, held_out, method="asymp"))
     ks_real = float(ks_2samp(held_out, training, method="asymp").statistic)
-    return Spread(made[0], made[1], real[0], real[1], ks, p_value, ks_real)
+    return MeasureSpread(made[0], made[1], real[0], real[1], ks, p_value, ks_real)
 
 
 def _nearness(volumes: dict[str, Volumes], training: Volumes) -> Nearness:
