@@ -38,7 +38,7 @@ from samepath.insight.profile.engines import PlainLoop, Reducer
 from samepath.insight.profile.profile import ProfileRequest, take_step, turns
 from samepath.insight.profile.queue_reduction import ring_bytes
 from samepath.insight.profile.recorder import PhaseRecorder
-from samepath.insight.profile.timeline import Event, Timeline, union
+from samepath.insight.profile.timeline import Timeline, TimelineEvent, union
 from samepath.recipe import find_recipe
 
 START_SECONDS = 120
@@ -66,10 +66,10 @@ def profile_horovod(request: ProfileRequest) -> Timeline:
             start_timeout=START_SECONDS,
         )
         told = json.loads(timeline.read_text())
-    events: list[Event] = []
+    events: list[TimelineEvent] = []
     for worker, text in enumerate(texts):
         found = json.loads(text)
-        mine = [Event(*row) for row in found["events"]]
+        mine = [TimelineEvent(*row) for row in found["events"]]
         events += [*mine, *reductions(told, found["sizes"], mine, worker, workers)]
     events.sort(key=lambda e: (e.begin, -e.end, e.worker))
     return Timeline(engine="horovod", num_workers=workers, events=tuple(events))
@@ -143,10 +143,10 @@ def _work(options: Options, steps: int) -> str:
 def reductions(
     rows: Sequence[Mapping[str, Any]],
     tensor_bytes: Mapping[str, int],
-    events: Sequence[Event],
+    events: Sequence[TimelineEvent],
     worker: int,
     num_workers: int,
-) -> list[Event]:
+) -> list[TimelineEvent]:
     """The ALLREDUCE spans of Horovod's timeline as events of a worker, on its clock.
 
     Tensors are processes there; the spans of those in one fused buffer overlap, and buffers follow
@@ -177,5 +177,5 @@ def reductions(
                 f"{members[0]} ({len(members)} tensors)",
                 ring_bytes(num_bytes, num_workers),
             )
-            found.append(Event(worker, step, "reduction", name, begin, end, sent))
+            found.append(TimelineEvent(worker, step, "reduction", name, begin, end, sent))
     return found

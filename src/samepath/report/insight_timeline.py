@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from samepath.insight.profile.timeline import (
-    Event,
     Interval,
     MainPhase,
     Timeline,
+    TimelineEvent,
     lanes,
     self_times,
 )
@@ -74,7 +74,7 @@ def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_
     save_figure(figure, out)
 
 
-def _window(timeline: Timeline, num_steps: int) -> list[Event]:
+def _window(timeline: Timeline, num_steps: int) -> list[TimelineEvent]:
     """The events of the step of median length and of those that follow it at once."""
     spans = {
         step: max(e.end for e in timeline.of("step", step=step))
@@ -93,20 +93,22 @@ def _window(timeline: Timeline, num_steps: int) -> list[Event]:
     ]
 
 
-def _num_lanes(events: Sequence[Event], worker: int) -> int:
+def _num_lanes(events: Sequence[TimelineEvent], worker: int) -> int:
     return min(len(lanes(_beside(events, worker))), MOST_LANES)
 
 
-def _beside(events: Sequence[Event], worker: int) -> list[Event]:
+def _beside(events: Sequence[TimelineEvent], worker: int) -> list[TimelineEvent]:
     return [e for e in events if e.worker == worker and e.phase in ("reduction", "negotiation")]
 
 
-def _height(timeline: Timeline, events: Sequence[Event]) -> float:
+def _height(timeline: Timeline, events: Sequence[TimelineEvent]) -> float:
     workers = range(min(timeline.num_workers, MOST_WORKERS))
     return sum(_ROW + _GAP + _LANE * _num_lanes(events, worker) for worker in workers)
 
 
-def _draw(axes: Axes, timeline: Timeline, events: Sequence[Event], start: float) -> set[str]:
+def _draw(
+    axes: Axes, timeline: Timeline, events: Sequence[TimelineEvent], start: float
+) -> set[str]:
     """The rows of one engine; which phases were there to be seen."""
     seen = {"step"}
     top = 0.0

@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from samepath.errors import UserError
 from samepath.strategies.asynchronous import Asynchronous
 from samepath.strategies.choice import Choice, Measure, Moment, Strategy
-from samepath.strategies.curvature import CurvatureGrowth, CurvatureAdversarial
+from samepath.strategies.curvature import CurvatureAdversarial, CurvatureGrowth
 from samepath.strategies.growth import Decay, Growth
 from samepath.strategies.layerwise import Lamb, Lars
 from samepath.strategies.noise import Noise

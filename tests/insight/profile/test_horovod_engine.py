@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from horovod_engine import reductions
-from samepath.insight.profile.timeline import Event
+from samepath.insight.profile.timeline import TimelineEvent
 
 
 def test_horovods_own_timeline_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_horovods_own_timeline_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
             {"ph": "E", "pid": pid, "ts": ended},
         ]
     sizes = {"a.weight": 400, "a.bias": 40, "b": 4}
-    step = Event(1, 0, "step", "", 91.0, 94.0)
+    step = TimelineEvent(1, 0, "step", "", 91.0, 94.0)
     found = reductions(rows, sizes, [step], worker=1, num_workers=2)
     (event,) = found  # b was reduced in no step that is timed
     assert (event.begin, event.end) == pytest.approx((92.0, 93.5))

@@ -9,9 +9,9 @@ from chrome_trace import check_trace, nested
 
 from samepath.insight.profile.timeline import (
     MAIN,
-    Event,
     Phase,
     Timeline,
+    TimelineEvent,
     chrome_trace,
     lanes,
     length,
@@ -26,8 +26,8 @@ from samepath.insight.profile.timeline import (
 def event(
     phase: Phase, begin: float, end: float, name: str = "", *, worker: int = 0, step: int = 0,
     sent: int = 0,
-) -> Event:  # fmt: skip
-    return Event(worker, step, phase, name, begin, end, sent)
+) -> TimelineEvent:  # fmt: skip
+    return TimelineEvent(worker, step, phase, name, begin, end, sent)
 
 
 def two_workers() -> Timeline:

@@ -33,7 +33,7 @@ from samepath.errors import UserError
 from samepath.insight.profile.engines import ENGINES, Engine, make_engine
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.recorder import PhaseRecorder
-from samepath.insight.profile.timeline import Event, Numbers, Timeline, meet, numbers
+from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, meet, numbers
 from samepath.recipe import find_recipe
 from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
@@ -201,7 +201,9 @@ def _launch(options: Options, request: ProfileRequest, workers: int) -> Timings:
         clock=found["clock"],
         busy_cores=found["busy_cores"],
         timelines=tuple(
-            Timeline(engine=name, num_workers=workers, events=tuple(Event(*row) for row in rows))
+            Timeline(
+                engine=name, num_workers=workers, events=tuple(TimelineEvent(*row) for row in rows)
+            )
             for name, rows in found["events"].items()
         ),
     )
@@ -301,7 +303,9 @@ def gather(
     all_notes: list[dict[str, Any]] = [json.loads(record) for record in records]
     timelines = []
     for name in recorders:
-        own, shared = ([Event(*row) for n in all_notes for row in n[name][i]] for i in range(2))
+        own, shared = (
+            [TimelineEvent(*row) for n in all_notes for row in n[name][i]] for i in range(2)
+        )
         events = sorted([*own, *meet(shared)], key=lambda e: (e.begin, -e.end, e.worker))
         timelines.append(
             Timeline(engine=name, num_workers=collective.num_workers, events=tuple(events))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from samepath.engine.comm.collective import Bucket, Collective, Record
 from samepath.engine.comm.shared_memory import SharedMemory
-from samepath.insight.profile.timeline import Event, MainPhase, Phase
+from samepath.insight.profile.timeline import MainPhase, Phase, TimelineEvent
 from samepath.plan import Reduction
 from samepath.recipe import Recipe
 
@@ -34,8 +34,8 @@ class PhaseRecorder:
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
-        self.events: list[Event] = []
-        self.shared: list[Event] = []
+        self.events: list[TimelineEvent] = []
+        self.shared: list[TimelineEvent] = []
         """Reductions in shared memory: with this worker's end, to `meet` the others'."""
         self.step: int | None = None
         """The step that is being timed."""
@@ -70,7 +70,7 @@ class PhaseRecorder:
         """Note what happened beside the main thread, in any thread: which step it belongs to is
         given. `shared`: a reduction in shared memory that has ended as far as this worker goes."""
         if step is not None:
-            event = Event(self.worker, step, phase, name, begin, end, bytes_sent)
+            event = TimelineEvent(self.worker, step, phase, name, begin, end, bytes_sent)
             (self.shared if shared else self.events).append(event)
 
     def switch(self, phase: MainPhase | None, name: str = "") -> None:

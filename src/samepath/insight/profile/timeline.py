@@ -31,7 +31,7 @@ _INNERMOST_FIRST: tuple[MainPhase, ...] = (
 Interval: TypeAlias = tuple[float, float]
 
 
-class Event(NamedTuple):
+class TimelineEvent(NamedTuple):
     """Something that took a worker, or the link, from one moment to another."""
 
     worker: int
@@ -54,14 +54,16 @@ class Timeline:
 
     engine: str
     num_workers: int
-    events: tuple[Event, ...]
+    events: tuple[TimelineEvent, ...]
     """In the order in which they begin."""
 
     @property
     def steps(self) -> list[int]:
         return sorted({event.step for event in self.events})
 
-    def of(self, *phases: Phase, step: int | None = None, worker: int | None = None) -> list[Event]:
+    def of(
+        self, *phases: Phase, step: int | None = None, worker: int | None = None
+    ) -> list[TimelineEvent]:
         """Events of these phases, of all steps and workers or of one."""
         return [
             event
@@ -154,7 +156,7 @@ def numbers(timeline: Timeline) -> Numbers:
     )
 
 
-def _launched_by_all(events: Iterable[Event]) -> dict[str, float]:
+def _launched_by_all(events: Iterable[TimelineEvent]) -> dict[str, float]:
     """When the last worker launched each reduction of a step: nothing can arrive before."""
     found: dict[str, float] = {}
     for event in events:
@@ -163,7 +165,7 @@ def _launched_by_all(events: Iterable[Event]) -> dict[str, float]:
     return found
 
 
-def self_times(events: Sequence[Event]) -> dict[MainPhase, list[Interval]]:
+def self_times(events: Sequence[TimelineEvent]) -> dict[MainPhase, list[Interval]]:
     """When one worker was in each main phase; of events inside each other, the inner one's."""
     found: dict[MainPhase, list[Interval]] = {}
     taken: list[Interval] = []
@@ -216,9 +218,9 @@ def length(intervals: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def lanes(events: Iterable[Event]) -> list[list[Event]]:
+def lanes(events: Iterable[TimelineEvent]) -> list[list[TimelineEvent]]:
     """Events of one worker in as few rows as it takes that none overlap in a row."""
-    found: list[list[Event]] = []
+    found: list[list[TimelineEvent]] = []
     for event in sorted(events, key=lambda e: (e.begin, e.end)):
         for lane in found:
             if lane[-1].end <= event.begin:
@@ -229,7 +231,7 @@ def lanes(events: Iterable[Event]) -> list[list[Event]]:
     return found
 
 
-def meet(events: Sequence[Event]) -> list[Event]:
+def meet(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
     """The same reductions, each with its end on the last worker: they end on all at once."""
     ends: dict[tuple[int, str], float] = {}
     for event in events:
@@ -270,7 +272,7 @@ def _name(worker: int, track: int, what: str, value: Mapping[str, Any]) -> dict[
     return {"ph": "M", "pid": worker, "tid": track, "name": what, "args": dict(value)}
 
 
-def _complete(event: Event, track: int, first: float) -> dict[str, Any]:
+def _complete(event: TimelineEvent, track: int, first: float) -> dict[str, Any]:
     begin, end = (round((moment - first) * 1e9) for moment in (event.begin, event.end))
     if event.phase == "step":
         name = f"step {event.step}"
