@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from samepath.engine.state.run_folder import make_folder
 from samepath.insight.curvature.landscape import Line, Plane
-from samepath.insight.curvature.result import Curvature, RunCurvature, to_json
+from samepath.insight.curvature.result import Curvature, RunCurvature
 from samepath.insight.folder import write_finding
 from samepath.report import style
 from samepath.report.page import Section, write_page
@@ -37,7 +38,7 @@ def write_curvature(folder: Path, found: Curvature, command: Sequence[str]) -> N
     draw_lines(found, folder / "lines.png")
     draw_planes(found, folder / "planes.png")
     write_page(folder / "curvature.html", f"Curvature: {found.recipe}", _sections(found, folder))
-    content = to_json(found) | {"verdict": verdict(found), "caution": CAUTION}
+    content = asdict(found) | {"verdict": verdict(found), "caution": CAUTION}
     write_finding(folder, "curvature", recipe=found.recipe, command=command, content=content)
 
 

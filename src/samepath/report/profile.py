@@ -18,8 +18,16 @@ from matplotlib.patches import Patch
 
 from samepath.insight.folder import write_finding
 from samepath.insight.profile.profile import Profile
-from samepath.insight.profile.timeline import Event, Interval, Numbers, Timeline, lanes, self_times
-from samepath.insight.profile.trace_file import write_trace
+from samepath.insight.profile.timeline import (
+    Interval,
+    Numbers,
+    Timeline,
+    TimelineEvent,
+    lanes,
+    self_times,
+    write_trace,
+)
+
 from samepath.report import style
 from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
 from samepath.report.words import Rows, Tables, workers_named
@@ -151,7 +159,7 @@ def _facts(profile: Profile) -> Rows:
     rows.append(["steps timed, of each engine", str(profile.numbers[0].num_steps)])
     rows.append(["clock", profile.clock])
     rows.append(["cores used by other processes", f"{profile.busy_cores:.1f}"])
-    if any(each.engine in ("queue", "horovod") for each in profile.numbers):
+    if any(each.engine == "queue" for each in profile.numbers):
         rows.append(["cycle", f"{1e3 * profile.queue.cycle_seconds:g} ms"])
         rows.append(["fusion buffer", f"{profile.queue.fusion_bytes / (1 << 20):g} MiB"])
     return rows
@@ -215,7 +223,7 @@ def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_
     style.finish(figure, handles, out)
 
 
-def _window(timeline: Timeline, num_steps: int) -> list[Event]:
+def _window(timeline: Timeline, num_steps: int) -> list[TimelineEvent]:
     """The events of the step of median length and of those that follow it at once."""
     spans = {
         step: max(e.end for e in timeline.of("step", step=step))
@@ -234,20 +242,20 @@ def _window(timeline: Timeline, num_steps: int) -> list[Event]:
     ]
 
 
-def _num_lanes(events: Sequence[Event], worker: int) -> int:
+def _num_lanes(events: Sequence[TimelineEvent], worker: int) -> int:
     return min(len(lanes(_beside(events, worker))), MOST_LANES)
 
 
-def _beside(events: Sequence[Event], worker: int) -> list[Event]:
+def _beside(events: Sequence[TimelineEvent], worker: int) -> list[TimelineEvent]:
     return [e for e in events if e.worker == worker and e.phase in ("reduction", "negotiation")]
 
 
-def _height(timeline: Timeline, events: Sequence[Event]) -> float:
+def _height(timeline: Timeline, events: Sequence[TimelineEvent]) -> float:
     workers = range(min(timeline.num_workers, MOST_WORKERS))
     return sum(_ROW + _GAP + _LANE * _num_lanes(events, worker) for worker in workers)
 
 
-def _draw_rows(axes: Axes, timeline: Timeline, events: Sequence[Event], start: float) -> set[str]:
+def _draw_rows(axes: Axes, timeline: Timeline, events: Sequence[TimelineEvent], start: float) -> set[str]:
     """The rows of one engine; which phases were there to be seen."""
     seen = {"step"}
     top = 0.0

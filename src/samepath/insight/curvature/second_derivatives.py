@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samepath.engine.run.measure import trained
 from samepath.errors import UserError
-from samepath.insight.curvature.hessian import Loss, grain_loss, trained
+from samepath.insight.curvature.hessian import Loss, grain_loss
 from samepath.keys import key
 
 Call = tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]

@@ -1,21 +1,26 @@
-"""The eigenvalues of a symmetric matrix that are largest in size, from products with vectors.
+"""Lanczos' iteration: the eigenvalues of a symmetric matrix that are largest in size, from
+products with vectors alone.
 
-In: a product, a start vector. Out: eigenpairs, each with its residual |H v - l v|: a true
-eigenvalue is no further away than that. Lanczos' iteration, thick-restarted (Wu and Simon 2000,
-SIAM J. Matrix Anal. Appl. 22), every vector orthogonalised twice against all before it.
-Guaranteed: the same bits for the same products; ends after `most_products`; a matrix of low rank
-(a loss without curvature, even) is no trouble. ARPACK has state of its own in that last case, and
-its bits depend on the threads of whichever BLAS it was built with.
+In: a product, a start vector. Out: eigenvalues, with a bound on how far a true one is from each.
+Two forms, for two uses of the Hessian. `top_eigenvalue`: one eigenvalue from a dozen rough
+products (differences of gradients) between two epochs; vectors are lists of tensors, shaped as the
+parameters are. `top_eigenpairs`: many eigenpairs from exact products; vectors are flat,
+thick-restarted (Wu and Simon 2000, SIAM J. Matrix Anal. Appl. 22), each orthogonalised twice
+against all before it.
+Guaranteed: the same bits for the same products; both end after `most_products`; a matrix of low
+rank (a loss without curvature, even) is no trouble. ARPACK has state of its own in that last case,
+and its bits depend on the threads of whichever BLAS it was built with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from samepath.keys import key
 
@@ -26,9 +31,53 @@ LOOK_EVERY = 4
 """Products between two looks at what has converged."""
 
 
+def top_eigenvalue(
+    product: Callable[[list[Tensor]], list[Tensor]],
+    start: list[Tensor],
+    *,
+    relative: float,
+    most_products: int,
+) -> tuple[float, int]:
+    """The size of the eigenvalue largest in size (NaN if a product is not finite), and how many
+    products it took: as many as bring the bound below `relative` of it, or the most allowed. Far
+    ahead of power iteration after as many products. `start` is scaled in place."""
+    torch._foreach_div_(start, squared_norm(start) ** 0.5)
+    vector = start
+    basis: list[list[Tensor]] = []
+    diagonal: list[float] = []
+    beside: list[float] = []
+    value = 0.0
+    while len(diagonal) < most_products:
+        image = product(vector)
+        diagonal.append(_dot(vector, image))
+        basis.append(vector)
+        for known in basis:  # three would do if products were exact
+            torch._foreach_add_(image, known, alpha=-_dot(known, image))
+        beside.append(squared_norm(image) ** 0.5)
+        if not math.isfinite(diagonal[-1] + beside[-1]):
+            return math.nan, len(diagonal)
+        inner = np.array(beside[:-1])
+        matrix = np.diag(diagonal) + np.diag(inner, 1) + np.diag(inner, -1)
+        values, vectors = np.linalg.eigh(matrix)
+        top = int(np.argmax(np.abs(values)))
+        value, distance = abs(float(values[top])), beside[-1] * abs(float(vectors[-1, top]))
+        if distance <= relative * value:
+            break
+        vector = list(torch._foreach_div(image, beside[-1]))
+    return value, len(diagonal)
+
+
+def squared_norm(tensors: Iterable[Tensor]) -> float:
+    return float(nn.utils.get_total_norm(tensors)) ** 2
+
+
+def _dot(left: list[Tensor], right: list[Tensor]) -> float:
+    return sum(float((a * b).sum()) for a, b in zip(left, right, strict=True))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eigenpairs:
-    """The largest in size first."""
+    """Eigenvalues with their vectors, the largest in size first."""
 
     values: list[float]
     residuals: list[float]
@@ -54,8 +103,8 @@ def top_eigenpairs(
     most_products: int = 1000,
     tell: Callable[[int, int], None] = lambda done, expected: None,
 ) -> Eigenpairs:
-    """Residuals are to get below `relative` of the largest eigenvalue. `tell` hears how many
-    products have been made, and about how many there will be."""
+    """As many eigenpairs as asked for, with residuals below `relative` of the largest eigenvalue
+    unless products run out. `tell` hears how many have been made and are expected in all."""
     dimension = len(start)
     num = min(num, dimension, most_products)
     affordable = BASIS_BYTES // (dimension * start.element_size())
