@@ -44,11 +44,10 @@ from samepath.data.examples import examples_identity
 from samepath.data.fingerprint import fingerprint
 from samepath.data.formats import cifar10
 from samepath.data.formats.batch_pickle import unpickle
-from samepath.data.formats.cube_folder import open_cubes
+from samepath.data.formats.cubes import make_cubes, open_cubes
 from samepath.data.formats.cutting import CubeSettings
 from samepath.data.formats.images import simpleitk
-from samepath.data.formats.luna16 import luna_job, luna_settings
-from samepath.data.formats.make_cubes import make_cubes
+from samepath.data.formats.scan_folders import luna_job, luna_settings
 from samepath.data.formats.volumes import load_volumes
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.data.keep_match import refuse_other_data

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.formats.images import Image, simpleitk
+from samepath.data.formats.images import Image, ImageProblem, simpleitk
 from samepath.data.formats.listing import Listing, value_range
-from samepath.data.formats.nifti import ImageProblem
 from samepath.errors import UserError
 
 _BLUR = 0.5  # standard deviation of the blur before sampling, in steps of the output grid

@@ -11,12 +11,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from samepath.data.formats.cube_cache import cached_cubes
-from samepath.data.formats.cube_folder import ABOUT, open_cubes
+from samepath.data.formats.cubes import ABOUT, cached_cubes, open_cubes
 from samepath.data.formats.listing import Volumes, checked
-from samepath.data.formats.luna16 import ANNOTATIONS
-from samepath.data.formats.nifti_folder import stack_nifti
 from samepath.data.formats.numpy_files import read_arrays
+from samepath.data.formats.scan_folders import ANNOTATIONS, stack_nifti
 from samepath.errors import UserError
 
 __all__ = ["Volumes", "load_volumes"]
