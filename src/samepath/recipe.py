@@ -27,11 +27,9 @@ from torch import Tensor, nn
 
 from samepath.builtin import BUILT_IN
 from samepath.data import Draws, seed_everything
-from samepath.data.examples import only_rows
-from samepath.data.fingerprint import fingerprint
-from samepath.data.keep_list import read_keep_list
-from samepath.data.keep_match import refuse_other_data
-from samepath.data.sources import Data
+from samepath.data.content import fingerprint_path
+from samepath.data.keep_list import read_keep_list, refuse_other_data
+from samepath.data.sources import Data, only_rows
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.threads import limited_threads
@@ -230,7 +228,7 @@ def _found(name: str, identity: str, function: Callable[..., Any], data: str | N
     place = Path(os.path.realpath(data))
     if not os.path.exists(place):  # nor where links lead round, or nobody may look
         raise UserError(f"--data {data}: there is no such file or folder; check the path")
-    return FoundRecipe(name, identity, function(data=place), str(place), fingerprint(place))
+    return FoundRecipe(name, identity, function(data=place), str(place), fingerprint_path(place))
 
 
 def _recipe_of_file(name: str, path: Path, data: str | None, source: bytes | None) -> FoundRecipe:

@@ -27,16 +27,14 @@ from samepath.curation.cache import read_arrays, write_arrays
 from samepath.curation.extractor import load_from
 from samepath.curation.folder import CurationFolder
 from samepath.data import download
-from samepath.data.examples import examples_identity
-from samepath.data.fingerprint import fingerprint
+from samepath.data.content import examples_identity, fingerprint_path
 from samepath.data.formats import cifar10
 from samepath.data.formats.cubes import make_cubes, open_cubes
 from samepath.data.formats.cutting import CubeSettings
 from samepath.data.formats.images import simpleitk
 from samepath.data.formats.scan_folders import luna_job, luna_settings
 from samepath.data.formats.volumes import load_volumes
-from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
-from samepath.data.keep_match import refuse_other_data
+from samepath.data.keep_list import KeepList, read_keep_list, refuse_other_data, write_keep_list
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.state import checkpoint
 from samepath.engine.state.reopen import look_at
@@ -328,7 +326,7 @@ READERS = {
         read=lambda f: open_cubes(f / "cubes"),
         seal=sealed_voxels,
     ),
-    "fingerprint": Reader(file="keep.csv", make=keep, read=fingerprint),
+    "fingerprint": Reader(file="keep.csv", make=keep, read=fingerprint_path),
     "keep-list": Reader(file="keep.csv", make=keep, read=lambda f: read_keep_list(f / "keep.csv")),
     "beside keep-list": Reader(file="curation.json", make=keep, read=match),
     "origin": Reader(

@@ -1,4 +1,4 @@
-"""Archives from the network: fetched, checked, unpacked.
+"""Archives from the network: fetched, checked, unpacked; and where data lies.
 
 In: an `Archive` (address, size, MD5) and a folder. Out: the archive's folder in it. Guaranteed: the
 folder is there complete or not at all; what does not have the published size and MD5 is removed; a
@@ -257,3 +257,18 @@ def _checked_members(
                 f"{_MOST_MEMBERS} files; nothing was unpacked"
             )
         yield member, path
+
+
+# ---- where data lies
+
+
+def download_folder() -> Path:
+    """`$SAMEPATH_DATA`, else `$SAMEPATH_CACHE`, else `~/.cache/samepath`."""
+    names = (os.environ.get("SAMEPATH_DATA"), os.environ.get("SAMEPATH_CACHE"))
+    return Path(next(filter(None, names), "~/.cache/samepath")).expanduser()
+
+
+def data_folders() -> list[Path]:
+    """Folders that may hold data, the first to be looked at first."""
+    said = os.environ.get("SAMEPATH_DATA")
+    return [*([Path(said).expanduser()] if said else []), Path("../shared/data"), download_folder()]

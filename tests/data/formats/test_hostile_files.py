@@ -32,7 +32,7 @@ from torch import nn
 from samepath import files
 from samepath.curation.cache import read_arrays as read_stage
 from samepath.curation.extractor import load_from
-from samepath.data.fingerprint import fingerprint
+from samepath.data.content import fingerprint_path
 from samepath.data.formats import cifar10
 from samepath.data.formats.cubes import make_cubes
 from samepath.data.formats.cutting import CubeSettings
@@ -580,7 +580,7 @@ def test_data_that_leads_round(tmp_path: Path) -> None:
     (tmp_path / "inner" / "up").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with little_room():
-        assert len(fingerprint(tmp_path)) == 64
+        assert len(fingerprint_path(tmp_path)) == 64
 
 
 # ---- the sources

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.places import data_folders
+from samepath.data.download import data_folders
 from samepath.errors import UserError
 from samepath.files import brief, read_whole
 
@@ -77,7 +77,7 @@ def load_cifar10(path: Path) -> Cifar10:
 
 
 def find_cifar10() -> Path:
-    """All of CIFAR-10, wherever it lies on this machine (see `data.places`)."""
+    """All of CIFAR-10, wherever it lies on this machine (see `data_folders`)."""
     partial: _Place | None = None
     for folder in data_folders():
         place = _look(folder)
