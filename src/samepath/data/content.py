@@ -5,8 +5,8 @@ In: a file or folder; or training or validation data of any kind. Out: SHA-256 a
 `fingerprint_path` covers, of a file or folder, the names and sizes of all files, and the first and
 last megabyte of each. A change in the middle of a larger file that keeps its size goes unnoticed.
 
-`content_of` is quick at any size. Covered, of tensors and arrays (also in a TensorDataset, Subset or
-ConcatDataset): shapes, types, a sum of every megabyte, and all bytes of a thousand rows spread
+`content_of` is quick at any size. It covers, of tensors and arrays (also in a TensorDataset, Subset
+or ConcatDataset): shapes, types, a sum of every megabyte, and all bytes of a thousand rows spread
 evenly; of mapped ones, sixty-four rows only. Of other data sets: their class and length, and their
 first, middle and last item, each where loading it twice gives the same (an item that is random in a
 way of its own is not compared).
