@@ -31,9 +31,9 @@ from samepath.engine.elastic import ring as copies
 from samepath.engine.elastic import step_memory as last_step
 from samepath.engine.run import loop
 from samepath.engine.run.session import Session
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state import checkpoint
 from samepath.engine.state.metrics_log import Lines
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import UserError
 
 HERE = Path(__file__).parent

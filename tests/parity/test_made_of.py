@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from samepath.engine.checks.fingerprints import own_modules
 from samepath.engine.checks.hardware import describe_cpu, versions
-from samepath.engine.checks.own_modules import own_modules
 from samepath.engine.launch.machines import Machine
 from samepath.engine.run.options import Asked, Options, recipe_of
 from samepath.engine.run.train import Request, join, train
@@ -299,7 +299,7 @@ def test_one_worker_elsewhere_is_in_run_json(folder: Path) -> None:
     )
     (folder / "options.json").write_text(json.dumps(asdict(made)))
     place = RunFolder(folder / "run")
-    place.write(made, [], None)
+    place.write(asdict(made), [], None)
     place.unlock()
     torchrun = Path(sys.executable).with_name("torchrun")
     done = subprocess.run(

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from samepath.data.content import add_value
 
-Sums: TypeAlias = NDArray[np.int64]
+Checksums: TypeAlias = NDArray[np.int64]
 """One for each tensor."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The same memory, each value as a whole number (a complex value as two)."""
+    """View the same memory with each value as a whole number (a complex value as two)."""
     plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return plain.view(_WORDS[plain.itemsize])
 
@@ -35,7 +35,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """All of a tensor's memory, which it must fill, in words as long as it can be divided into."""
+    """View all of a tensor's memory, which it must fill, in words as long as it can be divided
+    into."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     for size in (8, 4, 2):
         if flat.nbytes % size == 0 and flat.data_ptr() % size == 0:
@@ -43,7 +44,7 @@ def words_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def sums_of(words: Sequence[Tensor]) -> Sums:
+def sums_of(words: Sequence[Tensor]) -> Checksums:
     """The sum of each tensor of words."""
     if all(word.device.type == "cpu" for word in words):  # numpy takes less time for each
         return np.array([np.add.reduce(w.numpy(), dtype=np.int64) for w in words], np.int64)
@@ -51,7 +52,7 @@ def sums_of(words: Sequence[Tensor]) -> Sums:
     return np.asarray(found.cpu().numpy(), np.int64)
 
 
-def tensor_sums(tensors: Sequence[Tensor]) -> Sums:
+def tensor_sums(tensors: Sequence[Tensor]) -> Checksums:
     """The sum of each tensor, however it lies in memory."""
     return sums_of(
         [words_of(tensor if fills(tensor) else tensor.contiguous()) for tensor in tensors]
@@ -73,6 +74,19 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's bytes in row-major order, without a copy where it already lies so."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Move the tensors in tuples, lists and dicts that are on another device."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, Mapping):
+        return {name: to_device(value, device) for name, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    if isinstance(data, (tuple, list)):
+        return type(data)(to_device(value, device) for value in data)
+    return data
 
 
 def fingerprint(value: Any) -> str:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from samepath.data import Source, seed_everything
@@ -24,19 +25,19 @@ from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
 from samepath.engine.run.strategy_schedule import Course
 from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.progress import Display, Progress, RunResult, Silent
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import state_of
 from samepath.engine.state.weights import BEST, epochs_of, kept_weights
 from samepath.engine.step.settings import StepResult
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import CheckpointDamaged, Diverged, NotSaved
 from samepath.keys import key
 from samepath.recipe import Recipe
 
 CHECKPOINT_SECONDS = 60.0
 TIMED_STEPS = 1000
-"""Whose times are remembered: a long run must not take more and more memory."""
+"""Steps whose times are remembered: a long run must not take more and more memory."""
 
 
 def make_trainer(
@@ -97,7 +98,7 @@ class Run:
         after_step: Callable[[Trainer], None] | None = None,
         checkpoint_steps: int | None = None,
         events: bool = False,
-        keeps: LastStep | None = None,
+        memory: LastStep | None = None,
         elastic: bool = False,
         others_go_on: bool = False,
         compare_workers: bool = True,
@@ -125,8 +126,10 @@ class Run:
             compare_workers=compare_workers,
             other_hardware=other_hardware,
         )
-        self.trainer.doubt = self.display.note
-        self.trainer.keeps = keeps
+        self.trainer.warn = self.display.note
+        self.memory = memory
+        if memory is not None:
+            self.trainer.around_update = partial(memory.around_update, self.trainer)
         self.progress = Progress()
         self._step_seconds: deque[float] = deque(maxlen=TIMED_STEPS)
         self._all_seconds = 0.0
@@ -146,9 +149,9 @@ class Run:
         )
         if found is None:
             return False  # stopped before there was any
-        self._saved_step, progress = found
+        self._saved_step = found.step if found.from_disk else -1
         try:
-            self.progress = Progress(**progress)
+            self.progress = Progress(**found.progress)
         except TypeError as error:
             raise CheckpointDamaged(
                 f"{self.folder.path} is of another samepath ({error}); to start again, give "
@@ -157,8 +160,9 @@ class Run:
         return True
 
     def _is_on_disk(self, progress: dict[str, Any]) -> bool:
-        """All that was logged and kept up to there. (What a full disk did not take waited in the
-        memory of the process that was killed; then the run goes on from a checkpoint.)"""
+        """Whether all that was logged and kept up to there is on disk. (What a full disk did not
+        take waited in the memory of the process that was killed; then the run goes on from a
+        checkpoint.)"""
         assert self.folder is not None
         epochs, there = int(progress["epoch"]), kept_weights(self.folder.weights)
         wanted = {epoch for epoch in self.recipe.keep_weights if epoch <= epochs}
@@ -174,7 +178,7 @@ class Run:
         started = self._started = self._last_save = time.perf_counter()
         if self.writes is not None:
             if self.elastic:
-                self.writes.write_status("running")  # it may have stopped for somebody who left
+                self.writes.write_status("running")  # it may have stopped for a machine that left
             self.writes.open_metrics(self.trainer.step_number, eager=self.others_go_on)
             if self._wants_events:
                 self._events = EventWriter(self.writes.path, warn=self.display.note)
@@ -226,7 +230,7 @@ class Run:
         return result
 
     def _all_stop(self) -> bool:
-        """Everybody was asked to, and nobody goes on."""
+        """Whether all workers were asked to stop, so that no machine goes on."""
         self.trainer.settle()
         return self.session.collective.agree(self.stop_asked() != 0)
 
@@ -281,7 +285,7 @@ class Run:
             if any(result.stop for result in results):
                 return "interrupted"
             self._save_if_due()
-            is_one_update = len(results) == 1 and not trainer.underway and place + 1 < per_epoch
+            is_one_update = len(results) == 1 and not trainer.pending and place + 1 < per_epoch
             self._keep(is_one_update=is_one_update)
         return None
 
@@ -289,8 +293,8 @@ class Run:
         """The step is complete: it is never lost from here on."""
         if self.elastic:
             self.trainer.settle()  # on all workers, or on none
-        if self.trainer.keeps is not None:
-            self.trainer.keeps.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
+        if self.memory is not None:
+            self.memory.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
         pulse.completed(self.trainer.step_number)
 
     def _note(self, result: StepResult) -> None:
@@ -308,7 +312,7 @@ class Run:
         self.display.step(result, self.trainer.step_number, self._epochs())
 
     def _steps_left(self) -> int | None:
-        """Until the run ends for their number; None where it does not."""
+        """Steps until the run ends for their number; None where it does not."""
         steps = self.options.steps
         return None if steps is None else max(0, steps - self.trainer.step_number)
 
@@ -352,7 +356,8 @@ class Run:
         return None
 
     def _stuck(self) -> bool:
-        """One more validation loss, and it has not moved for as long as there is patience."""
+        """Note one more validation loss; whether it has not moved for as long as there is
+        patience."""
         patience, loss = self.options.patience, self.progress.metrics.get("loss")
         if patience is None or loss is None:
             return False
@@ -360,7 +365,7 @@ class Run:
         return self.progress.has_not_moved(patience)
 
     def _keep_weights(self, epochs: int, *, best: bool = False) -> None:
-        """If the recipe wants them. A resumed run writes the same again."""
+        """Keep the weights if the recipe wants them. A resumed run writes the same again."""
         if self.writes is not None and (best or epochs in self.recipe.keep_weights):
             self.writes.keep_weights(epochs, self.trainer.model, self.display.note, best=best)
 
@@ -400,14 +405,14 @@ class Run:
             due = time.perf_counter() - self._last_save > CHECKPOINT_SECONDS
             # clocks differ between workers, and gradients under way are waited for together
             several = trainer.collective.num_workers > 1
-            if several and trainer.underway and trainer.step_number != self.progress.epoch_began:
+            if several and trainer.pending and trainer.step_number != self.progress.epoch_began:
                 due = False
         if due:
             self._save(warn=self.display.note)
 
     def _save(self, warn: Callable[[str], None] | None = None) -> None:
-        """Worker 0 writes; everybody has the same state, so nobody else needs to. Where the disk
-        does not take it `warn` is told, and the run goes on; without one it is an error."""
+        """Have worker 0 write; all workers have the same state, so no other needs to. Where the
+        disk does not take it `warn` is told, and the run goes on; without one it is an error."""
         self.trainer.settle()
         step = self.trainer.step_number
         if self.writes is not None and self._saved_step != step:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from samepath.engine.run.session import too_many_workers
 from samepath.engine.run.strategy_schedule import Course
 from samepath.engine.run.tensorboard import FOLDER, require_tensorboard
 from samepath.engine.state.progress import Display, RunResult
-from samepath.engine.state.run_code import code_of, strategy_of_run
+from samepath.engine.state.reopen import code_of, strategy_of_run
 from samepath.engine.state.run_folder import RunFolder, claim_next, next_free
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe
@@ -189,7 +189,7 @@ def prepare(
             folder = RunFolder(claim_next(request.recipe))
         for_others = _for_others(request, asked) | ({"other_hardware": True} if moved else {})
         code = code_of(found, options.strategy)
-        folder.write(options, list(request.command), earlier, workers, code, **for_others)
+        folder.write(asdict(options), list(request.command), earlier, workers, code, **for_others)
         (folder.path / MEETING).unlink(missing_ok=True)  # of a leader that was killed
     number = asked if isinstance(asked, Crew) else workers
     return replace(request, num_workers=number), options, folder
