@@ -7,7 +7,7 @@ each tensor the sum of those, modulo 2**64, at the speed of memory; a fingerprin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
