@@ -49,9 +49,9 @@ _EDGE = 1 << 20
 _CHUNK = 1 << 20
 _MOST_ROWS = 1024
 _MAPPED_ROWS = 64
-"""The same where each has to be read from a disk."""
+"""Rows that are looked at where each has to be read from a disk."""
 _ROWS_BYTES = 16 << 20
-"""Of rows that are looked at byte by byte; three are in any case."""
+"""Bytes of the rows that are looked at; three rows are in any case."""
 _ITEM_SECONDS = 5.0
 """No further item is looked at after so long."""
 _TIMEOUT_SECONDS = 60.0
@@ -96,7 +96,7 @@ def content_of(
 
 
 def held_content(data: Data, collate: Collate | None = None) -> dict[str, str]:
-    """The same for data that consists of tensors and arrays; nothing for any other."""
+    """The content of data that consists of tensors and arrays; nothing for any other."""
     whole = hashlib.sha256()
     return {"data": whole.hexdigest()} if _add(whole, data, collate) else {}
 
@@ -196,7 +196,7 @@ def _add_column(whole: Any, column: Column) -> None:
 
 
 def _bytes(part: Column) -> NDArray[np.uint8]:
-    """In the order of the values, however they lie in memory."""
+    """The bytes of the values in their order, however they lie in memory."""
     if isinstance(part, Tensor):
         plain = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return plain.reshape(-1).view(torch.uint8).numpy()
@@ -204,7 +204,7 @@ def _bytes(part: Column) -> NDArray[np.uint8]:
 
 
 def _sum(values: NDArray[np.uint8]) -> int:
-    """Of all 64-bit words, and what is left of one; wrapping."""
+    """The sum of all 64-bit words, and of what is left of one; wrapping."""
     whole = len(values) // 8 * 8
     words = int(np.add.reduce(values[:whole].view(np.uint64), dtype=np.uint64))
     return (words + int(values[whole:].sum(dtype=np.uint64))) % (1 << 64)

@@ -48,9 +48,9 @@ class Archive:
     num_bytes: int
     md5: str
     folder: str
-    """What is in it."""
+    """The name of the one folder in the archive."""
     files: tuple[str, ...]
-    """What is in that folder, at the least."""
+    """Files that the folder must hold."""
     most_unpacked: int = 1 << 30
     """Bytes that its files may have in all."""
 

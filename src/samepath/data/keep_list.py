@@ -47,7 +47,7 @@ class KeepList:
     reasons: Sequence[str]
     """Why it is dropped; of a kept one "", or "kept by hand"."""
     notes: Sequence[str] | None = None
-    """What a person wrote beside it; None where nobody did."""
+    """What a person wrote beside it; None where there are no notes."""
 
     def __post_init__(self) -> None:
         columns = (self.labels, self.positions, self.clusters, self.reasons, self.notes)

@@ -40,7 +40,7 @@ from samepath.keys import key
 Column: TypeAlias = Tensor | NDArray[Any]
 """One row per example."""
 Columns: TypeAlias = Column | Sequence[Any]
-"""One, or a sequence of some."""
+"""One column, or a sequence of columns."""
 Collate: TypeAlias = Callable[[list[Any]], Any]
 Rows: TypeAlias = NDArray[np.int64]
 Data: TypeAlias = "Columns | Dataset[Any] | Source"
@@ -79,7 +79,7 @@ def as_tensor(part: Column) -> Tensor:
         return part
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot be written to: nobody will
+            warnings.simplefilter("ignore")  # that it cannot be written to: no code here does
             return torch.from_numpy(part)
     except (TypeError, ValueError):
         raise UserError(
@@ -118,7 +118,7 @@ class TensorSource:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it has no part in a file."""
+        """Whether no part of the data lies in a file."""
         return not self._mapped
 
     def __len__(self) -> int:
@@ -384,7 +384,7 @@ def _labels(batch: Any) -> NDArray[np.int64] | None:
 
 
 def is_mapped(column: Column) -> bool:
-    """Whether it lies in a file."""
+    """Whether a column lies in a file."""
     if isinstance(column, Tensor):
         return column.untyped_storage().filename is not None
     base: Any = column

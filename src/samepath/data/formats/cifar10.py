@@ -38,7 +38,7 @@ CLASS_NAMES = (
 TEST = "test_batch"
 BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 NUM_IMAGES = 10_000
-"""In each batch."""
+"""Images in each batch."""
 NUM_PIXELS = 3 * 32 * 32
 RECORD = 1 + NUM_PIXELS
 """Bytes of an image in the binary layout: its label, then red, green and blue, row by row."""

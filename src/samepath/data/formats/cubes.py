@@ -62,7 +62,7 @@ WAIT_SECONDS = 3600.0
 
 @dataclass(kw_only=True)
 class Report:
-    """What was made."""
+    """How many cubes were made, and what could not be."""
 
     num_asked: int
     num_cubes: int = 0
@@ -311,7 +311,7 @@ def _short(content: Any) -> str:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time, where the file system can; elsewhere the rename decides."""
+    """Let one process in at a time, where the file system has locks; elsewhere the rename decides."""
     patience = Patience(WAIT_SECONDS)
     try:
         file = lock.open("w")

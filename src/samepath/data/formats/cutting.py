@@ -54,7 +54,7 @@ class CubeSettings:
                 )
 
     def filled(self, mm: float, window: tuple[float, float]) -> CubeSettings:
-        """The same with these in place of None."""
+        """These settings with the given values in place of None."""
         return replace(self, mm=self.mm or mm, window=self.window or window)
 
 
@@ -167,7 +167,7 @@ def _blurred(image: Image, blur_voxels: NDArray[np.float64]) -> Image:
 
 
 def window_for(volumes: NDArray[Any]) -> tuple[float, float]:
-    """The window for values nobody gave one for; 0..1 stays, bytes are 0..255, all else is
+    """The window for values that were given none; 0..1 stays, bytes are 0..255, all else is
     taken for Hounsfield units."""
     low, high, _ = value_range(volumes)
     if low >= 0 and high <= 1:

@@ -188,7 +188,7 @@ def _unzip(file: IO[bytes]) -> dict[str, NDArray[Any]]:
 
 
 def _check_members(members: list[zipfile.ZipInfo], end: int) -> None:
-    """As numpy writes them, one behind the other."""
+    """Refuse members that do not lie one behind the other, as numpy writes them."""
     for member in members:
         stored = member.compress_type == zipfile.ZIP_STORED
         if not stored and member.compress_type != zipfile.ZIP_DEFLATED:

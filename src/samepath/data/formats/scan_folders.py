@@ -62,7 +62,7 @@ class Nodule(NamedTuple):
 
 
 def luna_settings(settings: CubeSettings) -> CubeSettings:
-    """The same with what suits LUNA16 in place of None."""
+    """These settings with what suits LUNA16 in place of None."""
     return settings.filled(32.0, HOUNSFIELD)
 
 

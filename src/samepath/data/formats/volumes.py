@@ -23,7 +23,7 @@ __all__ = ["Volumes", "load_volumes"]
 def load_volumes(path: Path) -> Volumes:
     """Volumes from a file or folder, checked (see the module)."""
     path = Path(os.path.expanduser(path))
-    if not os.path.exists(path):  # False, not an error, where nobody may look
+    if not os.path.exists(path):  # False, not an error, where this user may not look
         raise UserError(f"{path}: no such file or folder; give volumes such as cubes.npz")
     if os.path.exists(path / ABOUT):
         return open_cubes(path)
