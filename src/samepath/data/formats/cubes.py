@@ -311,7 +311,7 @@ def _short(content: Any) -> str:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Let one process in at a time, where the file system has locks; elsewhere the rename decides."""
+    """Let one process in at a time, if the file system has locks; else the rename decides."""
     patience = Patience(WAIT_SECONDS)
     try:
         file = lock.open("w")
