@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from samepath import Recipe
 from samepath.engine.comm.collective import NetworkBucket
 from samepath.engine.comm.shared_memory import SharedBucket
-from samepath.engine.elastic import ring as copies
-from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.elastic import ring, step_memory
 from samepath.engine.run import loop
 from samepath.engine.run.session import Session
 from samepath.engine.state import checkpoint
@@ -165,16 +164,16 @@ if WORKER is not None:
     around(checkpoint, "write_tensors", after=cut_off)
     around(checkpoint, "write_atomically", before=write_half)
     around(checkpoint, "sync_folder", before=renamed)
-    around(copies, "_page_sums", before=half_copied)
-    around(copies.Copies, "take_back", after=lambda *_: point("taken back"))
+    around(ring, "_page_sums", before=half_copied)
+    around(ring.Ring, "take_back", after=lambda *_: point("taken back"))
     around(
-        last_step.LastStep,
+        step_memory.StepMemory,
         "write",
         before=lambda *_: point("before writing"),
         after=lambda *_: point("written"),
     )
-    around(last_step.LastStep, "_write", after=lambda *_: point("partly written"))
-    around(last_step.LastStep, "keep", after=lambda *_: point("kept"))
+    around(step_memory.StepMemory, "_write", after=lambda *_: point("partly written"))
+    around(step_memory.StepMemory, "keep", after=lambda *_: point("kept"))
     around(loop, "recover", before=lambda *_: point("joined"), after=lambda *_: point("recovered"))
     around(loop.Run, "go", after=lambda *_: point("result"))
     around(Session, "__exit__", after=lambda *_: point("end"))

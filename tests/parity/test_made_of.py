@@ -17,7 +17,7 @@ import pytest
 
 from samepath.engine.checks.hardware import describe_cpu, versions
 from samepath.engine.checks.own_modules import own_modules
-from samepath.engine.launch.machines import Machine
+from samepath.engine.elastic.machine import Machine
 from samepath.engine.run.options import Asked, Options, recipe_of
 from samepath.engine.run.train import Request, join, train
 from samepath.engine.state.progress import RunResult

@@ -141,7 +141,7 @@ def machine_options(command: Command) -> Command:
 def machine_of(here: int | None, interface: str | None) -> Any:
     """The same as a Machine."""
     from samepath.engine.comm.environment import LOOPBACK
-    from samepath.engine.launch.machines import Machine, address_of
+    from samepath.engine.elastic.machine import Machine, address_of
     from samepath.engine.run.request import available_workers
 
     return Machine(

@@ -14,7 +14,7 @@ import torch
 
 from samepath.cli import main
 from samepath.curation.extractor import load_from
-from samepath.engine.launch.machines import Machine
+from samepath.engine.elastic.machine import Machine
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.run.train import join, train

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from samepath.engine.elastic.ring import Share
-from samepath.engine.elastic.step_memory import Change, Kept, Trail, weights_of
+from samepath.engine.elastic.ring import Portion
+from samepath.engine.elastic.step_memory import Change, Kept, Trail, weights_checksum
 from samepath.engine.state.state import digest, like, load_state, state_of
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def replay(trainer: Trainer, trail: Trail, note: Callable[[str], None]) -> Kept:
     return trail.start
 
 
-def _has_weights(trainer: Trainer, checksums: Mapping[Share, int]) -> bool:
-    return all(weights_of(trainer.model, share)() == c for share, c in checksums.items())
+def _has_weights(trainer: Trainer, checksums: Mapping[Portion, int]) -> bool:
+    return all(weights_checksum(trainer.model, portion)() == c for portion, c in checksums.items())
 
 
 def _make_again(trainer: Trainer, change: Change) -> None:

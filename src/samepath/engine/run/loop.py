@@ -15,9 +15,9 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from samepath.data import Source, seed_everything
-from samepath.engine.elastic import heartbeat as pulse
+from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.recover import recover
-from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.run.measure import measure
 from samepath.engine.run.optimizers import replaced, with_decay, with_rate
 from samepath.engine.run.options import Options
@@ -97,7 +97,7 @@ class Run:
         after_step: Callable[[Trainer], None] | None = None,
         checkpoint_steps: int | None = None,
         events: bool = False,
-        keeps: LastStep | None = None,
+        keeps: StepMemory | None = None,
         elastic: bool = False,
         others_go_on: bool = False,
         compare_workers: bool = True,
@@ -291,7 +291,7 @@ class Run:
             self.trainer.settle()  # on all workers, or on none
         if self.trainer.keeps is not None:
             self.trainer.keeps.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
-        pulse.completed(self.trainer.step_number)
+        heartbeat.completed(self.trainer.step_number)
 
     def _note(self, result: StepResult) -> None:
         """Log an update, and show it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from samepath.engine.comm.environment import read_place
-from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.launch.reports import Interrupted, Regroup
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
@@ -84,12 +84,12 @@ def work(
         return result
 
 
-def _memory(folder: RunFolder) -> LastStep | None:
+def _memory(folder: RunFolder) -> StepMemory | None:
     """Where this worker keeps its part of the last step."""
     run_id, place = folder.run_id(), read_place(os.environ)
     if run_id is None:
         return None
-    return LastStep(run_id, folder.path, say, part=place.here, parts=place.num_here)
+    return StepMemory(run_id, folder.path, say, part=place.here, parts=place.num_here)
 
 
 def launched(request: Request, options: Options, path: Path) -> None:

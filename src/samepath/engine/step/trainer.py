@@ -27,7 +27,7 @@ from samepath.engine.checks.replicas import LeftAlone, Replicas, is_due
 from samepath.engine.checks.start_check import compare_workers, refuse_other_start
 from samepath.engine.comm.collective import Collective
 from samepath.engine.elastic.recover import resume_own_loop
-from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.run.evaluation import evaluate
 from samepath.engine.state.checkpoint import save
 from samepath.engine.state.state import digest, state_of
@@ -79,7 +79,7 @@ class Trainer:
         self.step_number = 0
         self.watch: Callable[[str, int, Any], None] = _unwatched
         """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
-        self.keeps: LastStep | None = None
+        self.keeps: StepMemory | None = None
         self.underway: deque[Underway] = deque()
         """Batches that have been computed and not been applied: as many as the lag."""
         self.speeds = Speeds()  # which decide who has how many grains

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from samepath.engine.launch.launch import interruptible
-from samepath.engine.launch.owners import owned_folder
+from samepath.engine.launch.processes import interruptible
 from samepath.engine.launch.reports import Report, read_reports
 from samepath.engine.run.train import Request, train
 from samepath.orphans import die_with_parent
+from samepath.owners import owned_folder
 
 
 def train_in_fresh_process(request: Request) -> None:

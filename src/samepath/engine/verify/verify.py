@@ -17,7 +17,6 @@ from pathlib import Path
 
 from samepath.data.sources import TensorSource
 from samepath.engine.comm.environment import read_place
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve, training_source
 from samepath.engine.run.request import Request
 from samepath.engine.run.strategy_schedule import Course
@@ -29,6 +28,7 @@ from samepath.engine.verify.routes import Found, Leg, Recorded, Route, Runner, f
 from samepath.engine.verify.shorten import num_valid, shorten
 from samepath.engine.verify.trace import Grains, Trace, state_path
 from samepath.errors import UserError
+from samepath.owners import owned_folder
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.threads import limited_threads
 

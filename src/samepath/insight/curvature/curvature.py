@@ -14,7 +14,6 @@ from pathlib import Path
 
 from samepath.data import GrainRequest, as_source
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.request import available_workers
 from samepath.engine.state.reopen import ReopenedRun, reopen
 from samepath.errors import UserError
@@ -23,6 +22,7 @@ from samepath.insight.curvature.hessian import choose_sample
 from samepath.insight.curvature.measure import MOST_PRODUCTS, work
 from samepath.insight.curvature.request import CurvatureRequest
 from samepath.insight.curvature.result import Curvature, RunCurvature, run_from_json
+from samepath.owners import owned_folder
 from samepath.plan import Batch
 
 

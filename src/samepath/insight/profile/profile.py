@@ -18,7 +18,6 @@ import torch
 
 from samepath.engine.comm.environment import read_place
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
@@ -26,6 +25,7 @@ from samepath.insight.profile.engines import ENGINES
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.timeline import Numbers, Timeline, numbers
 from samepath.insight.profile.worker import Found, Job, Watcher, from_json, launched, work
+from samepath.owners import owned_folder
 from samepath.recipe import find_recipe
 from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
