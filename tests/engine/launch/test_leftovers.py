@@ -17,8 +17,8 @@ from samepath.cli import main
 from samepath.engine.elastic import ring, step_memory
 from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.launch import leftovers
-from samepath.engine.state.folder_lock import take_lock
 from samepath.engine.state.state import State
+from samepath.files import take_lock
 
 RUN = "a" * 32
 

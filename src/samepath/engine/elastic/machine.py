@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import secrets
 import socket
 import struct
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from samepath.engine.comm.environment import LOOPBACK
 from samepath.engine.elastic.signed_store import Endpoint, answers
-from samepath.engine.state.folder_lock import is_locked
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
+from samepath.files import is_locked, write_atomically
 
 ENDPOINT_FILE = "meeting.json"
 
@@ -91,7 +88,8 @@ class EndpointWriter:
     def __call__(self) -> bool:
         """True when it is written."""
         try:
-            _write_secretly(self._file, json.dumps(asdict(self._endpoint)))
+            text = json.dumps(asdict(self._endpoint))
+            write_atomically(self._file, text, sync=False, private=True)
         except OSError as error:
             if not self._told:
                 self._tell(
@@ -101,19 +99,6 @@ class EndpointWriter:
             self._told = True
             return False
         return True
-
-
-def _write_secretly(file: Path, text: str) -> None:
-    """Replace a file that only this user may read."""
-    aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w") as opened:
-            opened.write(text)
-        aside.replace(file)
-    except OSError:
-        aside.unlink()
-        raise
 
 
 def address_towards(other: str) -> str:

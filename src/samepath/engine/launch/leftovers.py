@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from samepath import owners
-from samepath.data.limits import read_whole
 from samepath.engine.elastic import ring, step_memory
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
-from samepath.engine.state.folder_lock import is_locked
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError
+from samepath.files import is_locked, read_whole
 
 OWNER = "samepath-owner"
 """In a folder that Python names: the process it belongs to."""
