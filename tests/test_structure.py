@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "samepath"
 FLOW = [
     {"errors", "keys", "orphans", "patience", "say", "terminal", "threads", "version", "builtin"},
+    {"faults"},
     {"files", "owners"},
     {"data"},
     {"recipe"},

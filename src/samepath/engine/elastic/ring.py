@@ -28,6 +28,7 @@ from torch import Tensor
 
 from samepath import owners
 from samepath.engine.comm.tensors import sums_of, words_of
+from samepath.faults import fault_point
 
 MEMORY = Path("/dev/shm")
 _HEADER = struct.Struct("<8sqqqqI")
@@ -172,6 +173,7 @@ class Ring:
             sources = [piece.of(tensors[piece.name]) for piece in self._pieces]
             with torch.no_grad():
                 torch._foreach_copy_(self._views[self._turn], sources)
+            fault_point("keep", data=self._data[self._turn])
             self._sums = _page_sums(self._data[self._turn])
 
     def complete(self, step: int, content: dict[str, Any]) -> bool:
@@ -192,6 +194,7 @@ class Ring:
         self._turn = (self._turn - 1) % len(self._views)
         start = self._turn * self._size
         self._memory[start : start + _HEADER.size] = bytes(_HEADER.size)
+        fault_point("taken back")
 
 
 def _views(data: Tensor, pieces: list[Piece]) -> list[Tensor]:

@@ -30,6 +30,7 @@ from samepath.engine.state.resume import SavedStep
 from samepath.engine.state.state import State, state_of
 from samepath.engine.step.settings import Pace
 from samepath.engine.step.step import Stepper
+from samepath.faults import fault_point
 
 WHOLE_EVERY = 16
 """Steps. More would be hardly cheaper, and take more memory: that of so many gradients."""
@@ -151,6 +152,7 @@ class StepMemory:
             self.write(self._step, state_of(trainer), progress, is_one_update=False)
             trainer.collective.agree(True)  # nobody goes on before all have their share
         self._copied = self._has_change = False
+        fault_point("kept")
 
     def write(
         self,
@@ -164,6 +166,7 @@ class StepMemory:
         """A step's progress, and its state where that is due; else a checksum of its weights."""
         if not self._works:
             return
+        fault_point("before writing")
         note = {"kind": "note", "progress": progress, "is_one_update": is_one_update}
         if weights is not None:
             note["weights"] = weights
@@ -180,6 +183,7 @@ class StepMemory:
                 "goes on from its newest checkpoint"
             )
         self._remove_retired()
+        fault_point("written")
 
     def _write_step(self, step: int, state: State | None, note: dict[str, Any]) -> None:
         if state is not None:
@@ -203,6 +207,7 @@ class StepMemory:
         if to is not None and to.layout == ring.layout_of(tensors):
             to.copy(tensors)
             if to.complete(step, content):
+                fault_point("partly written")
                 return to
         self._retire(to)
         made = self._make(tensors, places, content)

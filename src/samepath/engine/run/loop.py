@@ -32,6 +32,7 @@ from samepath.engine.state.state import state_of
 from samepath.engine.state.weights import BEST, epochs_of, kept_weights
 from samepath.engine.step.settings import StepResult
 from samepath.errors import CheckpointDamaged, Diverged, NotSaved
+from samepath.faults import fault_point
 from samepath.keys import key
 from samepath.recipe import Recipe
 
@@ -139,6 +140,7 @@ class Run:
     def resume(self) -> bool:
         """Continue from the newest complete step there is, in memory or in the folder."""
         assert self.folder is not None
+        fault_point("joined")
         found = recover(
             self.trainer,
             self.folder.run_id(),
@@ -147,6 +149,7 @@ class Run:
             num_lines=self.folder.num_lines,
             is_on_disk=self._is_on_disk,
         )
+        fault_point("recovered")
         if found is None:
             return False  # stopped before there was any
         self._saved_step = found.step if found.from_disk else -1
@@ -268,6 +271,7 @@ class Run:
                 progress.history,
             )
             began = time.perf_counter()
+            fault_point("step", step=share.batch.step)
             results = trainer.advance(share, pace, stop=self.stop_asked() != 0)
             self._step_seconds.append(time.perf_counter() - began)
             self._all_seconds += self._step_seconds[-1]

@@ -23,6 +23,7 @@ from samepath.engine.server.server import ServerSession
 from samepath.engine.server.worker import work as work_for_server
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
+from samepath.faults import fault_point
 from samepath.recipe import FoundRecipe
 from samepath.say import say
 from samepath.terminal import let_go_of_closed, to_be_heard
@@ -73,6 +74,7 @@ def work(
             run.resume()
         tell = None if request.watch is None else request.watch(run)
         result = run.go()
+        fault_point("result")
         if tell is not None:
             tell(result)
         if request.elastic and result.status != "interrupted":
@@ -96,6 +98,7 @@ def launched(request: Request, options: Options, path: Path) -> None:
     """A worker's life under our launcher. One that was stopped must not return: torch's agent has
     passed the signal on and listens no more, and a worker that returns waits for it to."""
     result = work(request, options, path)
+    fault_point("end")
     if result.status == "interrupted":
         if request.elastic and result.signal is None:
             raise Regroup("somebody leaves")

@@ -13,6 +13,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from samepath.faults import fault_point
+
 MOST_UNSYNCED = 1 << 20
 """Bytes that are kept in case the disk does not have them."""
 
@@ -48,6 +50,7 @@ class Lines:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o666)
         self._cut()
+        fault_point("metrics", file=self._file, waiting=self._waiting)
         written = 0
         try:
             while written < len(self._waiting):
