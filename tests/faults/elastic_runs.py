@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.elastic.machine import Machine, WorkerRange
+from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.elastic.ring import MEMORY
 from samepath.engine.run.options import Asked, Options
 from samepath.engine.run.request import Request
@@ -177,7 +177,7 @@ def elastic(
     request = Request(
         recipe=str(recipe),
         num_workers=WorkerRange(least=least, most=most),
-        machine=Machine(workers=workers),
+        machine=MachineOffer(workers=workers),
         out=out,
         **more,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from elastic_runs import RECIPE, lines, undisturbed
 
-from samepath.engine.elastic.machine import Machine, WorkerRange
+from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
 from samepath.engine.state import metrics_log as engine_lines
@@ -41,7 +41,7 @@ def test_metrics_between_two_checkpoints(
         Request(
             recipe=str(recipe),
             num_workers=num_workers,
-            machine=Machine(workers=2),
+            machine=MachineOffer(workers=2),
             asked=Asked(epochs=EPOCHS),
             out=out,
         )

@@ -31,13 +31,13 @@ from samepath.engine.comm.environment import LOOPBACK
 from samepath.engine.comm.store import open_store
 from samepath.engine.elastic import machine as machines
 from samepath.engine.elastic import rendezvous, signed_store, step_memory
-from samepath.engine.elastic.machine import ENDPOINT_FILE, Machine, WorkerRange, read_endpoint
+from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerRange, read_endpoint
 from samepath.engine.elastic.rendezvous import (
     FINISHED,
     Rendezvous,
     RendezvousClosed,
-    Round,
-    share_out,
+    RendezvousRound,
+    allot_workers,
 )
 from samepath.engine.elastic.signed_store import (
     Endpoint,
@@ -62,7 +62,7 @@ from samepath.patience import WaitedTooLong
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
 def test_share_out(offers: list[int], most: int) -> None:
     there = {10 - number: offer for number, offer in enumerate(offers)}
-    parts = share_out(there, most)
+    parts = allot_workers(there, most)
     assert list(parts) == list(there)[: len(parts)], "those who came first"
     assert len(parts) == min(most, len(there)), "as many machines as there are places for"
     assert sum(parts.values()) == min(most, sum(offers)), "as many workers as possible"
@@ -102,12 +102,12 @@ class Table:
         self.meetings.append(meeting)
         return meeting
 
-    def sit(self, meeting: Rendezvous) -> Future[Round]:
+    def sit(self, meeting: Rendezvous) -> Future[RendezvousRound]:
         """Take part in the next round."""
 
         return self.threads.submit(meeting.next_round)
 
-    def sit_all(self, *meetings: Rendezvous) -> list[Round]:
+    def sit_all(self, *meetings: Rendezvous) -> list[RendezvousRound]:
         return [seated.result(20) for seated in [self.sit(meeting) for meeting in meetings]]
 
 
@@ -135,7 +135,7 @@ def table() -> Iterator[Table]:
     made.threads.shutdown()
 
 
-def agree(rounds: list[Round], parts: list[int]) -> None:
+def agree(rounds: list[RendezvousRound], parts: list[int]) -> None:
     """Everybody has the same round, with these parts in it."""
     assert [round_.here for round_ in rounds] == parts
     assert [round_.rank for round_ in rounds] == list(range(len(parts)))
@@ -195,7 +195,7 @@ def test_a_signal_while_a_leader_is_looked_for(
     monkeypatch.setattr(step_memory, "forget_strangers", lambda _: None)
     with pytest.raises(Interrupted):
         elastic.take_part(
-            RunFolder(tmp_path), print, (), WorkerRange(least=1, most=1), Machine(workers=1),
+            RunFolder(tmp_path), print, (), WorkerRange(least=1, most=1), MachineOffer(workers=1),
             FaultTolerance(timeout_seconds=1.0, tell=print),
         )  # fmt: skip
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -411,7 +411,7 @@ def test_a_leader_that_is_lost_before_it_answers_is_looked_for_again(
 
     monkeypatch.setattr(elastic, "Rendezvous", Cut)
     (tmp_path / ENDPOINT_FILE).write_text(json.dumps(asdict(leader.endpoint)))
-    machine = Machine(workers=1, wait_seconds=10.0)
+    machine = MachineOffer(workers=1, wait_seconds=10.0)
     joined = elastic.lead_or_join(Led(tmp_path), WorkerRange(least=1, most=2), machine, print)
     table.meetings.append(joined)
     assert lost
@@ -421,7 +421,7 @@ def test_a_leader_that_is_lost_before_it_answers_is_looked_for_again(
 def test_who_answers_leads_also_where_there_are_no_locks(table: Table, tmp_path: Path) -> None:
     leader = table.lead("1:2", machine=machine_name())
     (tmp_path / ENDPOINT_FILE).write_text(json.dumps(asdict(leader.endpoint)))
-    folder, machine = RunFolder(tmp_path), Machine(workers=1, wait_seconds=10.0)
+    folder, machine = RunFolder(tmp_path), MachineOffer(workers=1, wait_seconds=10.0)
     joined = elastic.lead_or_join(folder, WorkerRange(least=1, most=2), machine, print)
     table.meetings.append(joined)
     assert not joined.leads
@@ -438,7 +438,7 @@ def test_a_leader_whose_disk_is_full_leads_alone_until_it_has_room(
 
     whole = pytest.MonkeyPatch()
     whole.setattr(Path, "replace", full)
-    folder, machine = RunFolder(tmp_path), Machine(workers=1, wait_seconds=10.0)
+    folder, machine = RunFolder(tmp_path), MachineOffer(workers=1, wait_seconds=10.0)
     leading = elastic.lead_or_join(folder, WorkerRange(least=1, most=2), machine, table.told.append)
     table.meetings.append(leading)
     assert leading.leads
@@ -463,7 +463,7 @@ def test_the_way_to_another_machine() -> None:
 def test_where_one_who_joins_would_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reached by the others, though nobody has named an interface here."""
     monkeypatch.setattr(machines, "address_towards", lambda other: f"towards {other}")
-    machine = Machine(workers=1)
+    machine = MachineOffer(workers=1)
     endpoint = Endpoint(address=LOOPBACK, port=1, secret="", machine="")
     assert machine.reached_from(endpoint) == LOOPBACK
     far = replace(endpoint, address="192.0.2.7")
@@ -544,7 +544,7 @@ def test_a_leader_that_was_frozen_opens_the_run_again(
     monkeypatch.setattr(RunFolder, "read", lambda self: {"status": status})
     folder = RunFolder(tmp_path)
     elastic.take_part(
-        folder, print, (), WorkerRange(least=1, most=1), Machine(workers=1),
+        folder, print, (), WorkerRange(least=1, most=1), MachineOffer(workers=1),
         FaultTolerance(timeout_seconds=1.0, tell=told.append),
     )  # fmt: skip
     folder.unlock()
@@ -561,7 +561,7 @@ def test_two_who_come_to_lead_where_locks_are_not_seen(
     both = threading.Barrier(2)
     for folder in folders:
         monkeypatch.setattr(folder, "try_lock", lambda: both.wait(20) >= 0)
-    machine = Machine(workers=1, address="127.0.0.2", wait_seconds=20.0)
+    machine = MachineOffer(workers=1, address="127.0.0.2", wait_seconds=20.0)
 
     def meet(folder: RunFolder) -> Rendezvous:
         worker_range = WorkerRange(least=1, most=2)
@@ -662,7 +662,7 @@ def test_who_was_in_the_run_waits_for_its_network(
     monkeypatch.setattr(step_memory, "forget_strangers", lambda _: None)
     monkeypatch.setattr(RunFolder, "read", lambda self: {"status": "running"})
     elastic.take_part(
-        RunFolder(tmp_path), print, (), WorkerRange(least=1, most=1), Machine(workers=1),
+        RunFolder(tmp_path), print, (), WorkerRange(least=1, most=1), MachineOffer(workers=1),
         FaultTolerance(timeout_seconds=1.0, tell=lambda text: None),
     )  # fmt: skip
     assert limits == [elastic.REACH_SECONDS, 86400.0, 86400.0]

@@ -216,7 +216,7 @@ def test_a_process_number_that_another_user_has_now(
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", not_ours)
-    assert not ring.lives(tmp_path / f"run.{os.getpid()}.token.2")
+    assert not ring.writer_lives(tmp_path / f"run.{os.getpid()}.token.2")
 
 
 def test_without_room_beside_what_the_dead_left_the_newest_is_kept(
@@ -228,7 +228,7 @@ def test_without_room_beside_what_the_dead_left_the_newest_is_kept(
     room = os.posix_fallocate
 
     def small(descriptor: int, begin: int, length: int) -> None:
-        if any(not ring.lives(file) for file in memory.iterdir()):
+        if any(not ring.writer_lives(file) for file in memory.iterdir()):
             raise OSError(28, "No space left on device")
         room(descriptor, begin, length)
 
@@ -238,4 +238,4 @@ def test_without_room_beside_what_the_dead_left_the_newest_is_kept(
     check(2)
     keep(after, 3)
     check(3)
-    assert all(ring.lives(file) for file in memory.iterdir())
+    assert all(ring.writer_lives(file) for file in memory.iterdir())

@@ -1,7 +1,7 @@
 """A machine of a run whose workers come and go: what it brings, and where the run's leader listens.
 
-In: a run's folder, network interfaces. Out: a Machine, a WorkerRange, the leader's Endpoint. The
-leader writes its endpoint to the folder (`meeting.json`), where machines that join read it.
+In: a run's folder, network interfaces. Out: a MachineOffer, a WorkerRange, the leader's Endpoint.
+The leader writes its endpoint to the folder (`meeting.json`), where machines that join read it.
 Guaranteed: only this user can read that file, which holds the run's secret.
 """
 
@@ -35,7 +35,7 @@ class WorkerRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineOffer:
     """What one machine brings to a run."""
 
     workers: int
@@ -113,7 +113,7 @@ def address_towards(other: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def address_of(interface: str) -> str:
+def interface_address(interface: str) -> str:
     """The IPv4 address of a network interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -47,7 +47,7 @@ class RendezvousClosed(SamepathError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class RendezvousRound:
     """Which machines take part, as one of them sees it."""
 
     number: int
@@ -99,7 +99,7 @@ class Rendezvous:
             raise EndpointLost(
                 f"the process at {endpoint.address}:{endpoint.port} belongs to another run"
             )
-        self.round: Round | None = None
+        self.round: RendezvousRound | None = None
         self._seen: dict[int, tuple[int, float]] = {}
         self._member = self._store.add("members", 1) - 1
         self._lost = ""
@@ -122,7 +122,7 @@ class Rendezvous:
         assert self.round is not None
         return f"{self._store.prefix}/workers/{self.round.number}"
 
-    def next_round(self) -> Round:
+    def next_round(self) -> RendezvousRound:
         """Take part in the next round; waits until there is one."""
         called = self._store.add("rounds", 0) + 1
         if self.round is not None:  # which the leader may have announced and not counted yet
@@ -217,7 +217,7 @@ class Rendezvous:
             if len(ready) == len(there) and not (
                 first and time.monotonic() - began < FIRST_SECONDS
             ):
-                parts = share_out(ready, self.worker_range.most)
+                parts = allot_workers(ready, self.worker_range.most)
                 if sum(parts.values()) >= self.worker_range.least:
                     break
                 there_are = f"{sum(ready.values())} there on {len(ready)} machine(s)"
@@ -244,12 +244,12 @@ class Rendezvous:
     def _when_full(self) -> str:
         return f"a free place: the run is full ({self.worker_range.most} workers)"
 
-    def _place_in(self, called: int, parts: dict[int, int]) -> Round | None:
+    def _place_in(self, called: int, parts: dict[int, int]) -> RendezvousRound | None:
         members = list(parts)
         if self._member not in members:
             return None
         rank = members.index(self._member)
-        return Round(
+        return RendezvousRound(
             number=called,
             rank=rank,
             num_machines=len(members),
@@ -280,7 +280,7 @@ class Rendezvous:
                 self._announcement = lambda: True
 
 
-def share_out(offers: dict[int, int], most: int) -> dict[int, int]:
+def allot_workers(offers: dict[int, int], most: int) -> dict[int, int]:
     """Share out the places: one worker for each machine, then the rest in order of arrival."""
     parts = dict.fromkeys(list(offers)[:most], 1)
     left = most - len(parts)

@@ -218,7 +218,7 @@ def _checksum(claims: bytes, text: bytes, page_sums: bytes) -> int:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RingEntry:
     """One worker's portion of a step, read and checked."""
 
     step: int
@@ -228,13 +228,13 @@ class Entry:
     data: Tensor
 
 
-def read(run_id: str) -> Iterator[Entry]:
+def read(run_id: str) -> Iterator[RingEntry]:
     """Every complete entry of a run that this machine has, of any portion."""
     for file in files(run_id):
         yield from _read_file(file)
 
 
-def assemble(entries: list[Entry]) -> dict[str, Tensor]:
+def join_entries(entries: list[RingEntry]) -> dict[str, Tensor]:
     """The tensors of all portions."""
     tensors: dict[str, Tensor] = {}
     for entry in entries:
@@ -251,7 +251,7 @@ def files(run_id: str) -> list[Path]:
     return []  # no such memory here
 
 
-def lives(file: Path) -> bool:
+def writer_lives(file: Path) -> bool:
     """Whether the process that writes a file lives."""
     _, process, token, _ = file.name.split(".")
     more = token.rpartition("-")[0]  # an older samepath gives its number alone
@@ -286,7 +286,7 @@ def _own_folder() -> Path:
     return folder
 
 
-def _read_file(file: Path) -> Iterator[Entry]:
+def _read_file(file: Path) -> Iterator[RingEntry]:
     """Map a file's entries, without reading them: there are many, and few are wanted."""
     try:
         with file.open("rb") as opened:
@@ -300,7 +300,7 @@ def _read_file(file: Path) -> Iterator[Entry]:
             yield entry
 
 
-def _read(place: Tensor) -> Entry | None:
+def _read(place: Tensor) -> RingEntry | None:
     """The entry in a place, if every byte is as it was written."""
     if len(place) < _HEADER.size:
         return None
@@ -317,4 +317,4 @@ def _read(place: Tensor) -> Entry | None:
         return None
     about, rest = (json.loads(line) for line in text.split(b"\n"))
     pieces = [Piece.read(written) for written in about.pop("pieces")]
-    return Entry(step, Portion(*about.pop("share")), about | rest, pieces, data)
+    return RingEntry(step, Portion(*about.pop("share")), about | rest, pieces, data)

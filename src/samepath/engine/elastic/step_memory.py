@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from samepath.engine.comm.tensors import fills
 from samepath.engine.elastic import ring
-from samepath.engine.elastic.ring import Checksum, Entry, Portion, Ring
+from samepath.engine.elastic.ring import Checksum, Portion, Ring, RingEntry
 from samepath.engine.state.resume import SavedStep
 from samepath.engine.state.state import State, state_of
 from samepath.engine.step.settings import Pace
@@ -49,12 +49,12 @@ class Change:
     pace: Pace
     weights: dict[Portion, int]
     """Checksums of what was updated."""
-    entries: list[Entry]
+    entries: list[RingEntry]
 
     def tensors(self) -> dict[str, Tensor]:
         """The gradient as the optimizer got it, and the model's buffers: read only now, because
         all changes together are larger than the state."""
-        return ring.assemble(self.entries)
+        return ring.join_entries(self.entries)
 
 
 @dataclass(frozen=True)
@@ -278,8 +278,8 @@ def newest(
 ) -> Trail | None:
     """What leads to the newest complete step of a run that this machine has, of those whose
     progress `counts`."""
-    portions: dict[tuple[str, int, int], dict[Portion, Entry]] = {}
-    complete: dict[str, dict[int, list[Entry]]] = {"whole": {}, "change": {}, "note": {}}
+    portions: dict[tuple[str, int, int], dict[Portion, RingEntry]] = {}
+    complete: dict[str, dict[int, list[RingEntry]]] = {"whole": {}, "change": {}, "note": {}}
     more_than_updates: set[int] = set()
     for entry in ring.read(run_id):
         kind, parts = entry.content["kind"], entry.portion.parts
@@ -302,7 +302,7 @@ def newest(
     if not ways:
         return None
     end, start = max(ways)
-    state = State(ring.assemble(wholes[start]), wholes[start][0].content["structure"])
+    state = State(ring.join_entries(wholes[start]), wholes[start][0].content["structure"])
     return Trail(
         SavedStep(start, state, progress[start]),
         [_change(changes[step]) for step in range(start + 1, end + 1)],
@@ -321,7 +321,7 @@ def _reached(step: int, changes: Container[int]) -> Iterator[int]:
         yield step
 
 
-def _change(those: list[Entry]) -> Change:
+def _change(those: list[RingEntry]) -> Change:
     return Change(
         those[0].step,
         Pace(**those[0].content["pace"]),
@@ -367,4 +367,4 @@ def _remove(files: list[Path]) -> None:
 
 
 def _of_the_dead(run_id: str) -> list[Path]:
-    return [file for file in ring.files(run_id) if not ring.lives(file)]
+    return [file for file in ring.files(run_id) if not ring.writer_lives(file)]

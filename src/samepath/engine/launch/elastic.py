@@ -27,11 +27,16 @@ from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.machine import (
     ENDPOINT_FILE,
     EndpointWriter,
-    Machine,
+    MachineOffer,
     WorkerRange,
     read_endpoint,
 )
-from samepath.engine.elastic.rendezvous import FINISHED, Rendezvous, RendezvousClosed, Round
+from samepath.engine.elastic.rendezvous import (
+    FINISHED,
+    Rendezvous,
+    RendezvousClosed,
+    RendezvousRound,
+)
 from samepath.engine.elastic.signed_store import LeaderLost
 from samepath.engine.launch import leftovers
 from samepath.engine.launch.processes import (
@@ -43,7 +48,7 @@ from samepath.engine.launch.processes import (
     launching,
     start_workers,
 )
-from samepath.engine.launch.reports import Report, read_reports
+from samepath.engine.launch.reports import WorkerReport, read_reports
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.owners import owned_folder
@@ -86,7 +91,7 @@ def take_part(
     function: Callable[..., Any],
     arguments: Sequence[Any],
     worker_range: WorkerRange,
-    machine: Machine,
+    machine: MachineOffer,
     tolerance: FaultTolerance,
 ) -> None:
     """Be one of a run's machines until the run has ended."""
@@ -141,7 +146,7 @@ def _run_until_closed(agent: Agent, function: Callable[..., Any], arguments: Seq
 def lead_or_join(
     folder: RunFolder,
     worker_range: WorkerRange,
-    machine: Machine,
+    machine: MachineOffer,
     tell: Callable[[str], None],
     reach_seconds: float = REACH_SECONDS,
 ) -> Rendezvous:
@@ -196,7 +201,9 @@ def lead_or_join(
         patience.pause(f"the leader of the run in {folder.path}{why and f': {why}'}")
 
 
-def _unreachable(folder: RunFolder, why: str, seconds: float, machine: Machine) -> WorkerFailed:
+def _unreachable(
+    folder: RunFolder, why: str, seconds: float, machine: MachineOffer
+) -> WorkerFailed:
     through = f"goes through {machine.interface}" if machine.interface else "has no --interface"
     return WorkerFailed(
         f"the leader of the run in {folder.path} could not be reached for {seconds:.0f} s: {why}; "
@@ -227,7 +234,11 @@ class Agent:
     """Starts this machine's workers, round after round, and looks after them."""
 
     def __init__(
-        self, rendezvous: Rendezvous, machine: Machine, tolerance: FaultTolerance, reports: Path
+        self,
+        rendezvous: Rendezvous,
+        machine: MachineOffer,
+        tolerance: FaultTolerance,
+        reports: Path,
     ) -> None:
         self.rendezvous = rendezvous
         self.reports = reports
@@ -261,7 +272,9 @@ class Agent:
             self._kill()
             raise
 
-    def _start(self, round_: Round, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    def _start(
+        self, round_: RendezvousRound, function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> None:
         for report in self.reports.glob("worker-*.json"):
             report.unlink()
         self._unexplained = 0.0
@@ -320,21 +333,22 @@ class Agent:
         if self._tolerance.is_over():
             return Outcome.FINISHED
         found = [
-            reports.get(self._first + here) or Report.of_exit(self._first + here, code, pids[here])
+            reports.get(self._first + here)
+            or WorkerReport.of_exit(self._first + here, code, pids[here])
             for here, code in failed.items()
-        ] + [Report.of_frozen(self._first + here, timeout) for here in frozen]
+        ] + [WorkerReport.of_frozen(self._first + here, timeout) for here in frozen]
         cause = min(found, key=lambda report: (report.secondary, report.regroup, report.time))
         self._decide(cause)
         return Outcome.FAILED
 
-    def _may_be_frozen(self, codes: dict[int, int | None], told: list[Report | None]) -> bool:
+    def _may_be_frozen(self, codes: dict[int, int | None], told: list[WorkerReport | None]) -> bool:
         """Whether all workers that failed lost another one, and one has been quiet since: it will
         be found frozen, or give a heartbeat."""
         return all(report is not None and report.secondary for report in told) and any(
             codes[here] is None for here in self._heartbeats.silent(QUIET_SECONDS)
         )
 
-    def _may_be_explained(self, told: list[Report | None]) -> bool:
+    def _may_be_explained(self, told: list[WorkerReport | None]) -> bool:
         """Whether all workers that failed say that others leave or were lost, of which one may
         still say why."""
         others_fault = [r for r in told if r is not None and (r.regroup or r.secondary)]
@@ -345,7 +359,7 @@ class Agent:
         waited = time.monotonic() - self._unexplained
         return waited < (REGROUP_SECONDS if leaving else CAUSE_SECONDS)
 
-    def _decide(self, cause: Report) -> None:
+    def _decide(self, cause: WorkerReport) -> None:
         """Start again, with or without the worker that failed; or end."""
         if self._heartbeats.steps() > self._steps:
             self._failures.clear()

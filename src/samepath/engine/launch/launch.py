@@ -27,7 +27,7 @@ from samepath.engine.launch.processes import (
     launching,
     start_workers,
 )
-from samepath.engine.launch.reports import Report, read_reports
+from samepath.engine.launch.reports import WorkerReport, read_reports
 from samepath.errors import SamepathError, WorkerFailed
 from samepath.owners import owned_folder
 
@@ -86,4 +86,4 @@ def _first_failure(reports: Path, failures: dict[int, ProcessFailure]) -> Samepa
         failures.items(),
         key=lambda f: (f[1].exitcode == -signal.SIGTERM, f[1].timestamp, f[1].exitcode == 1),
     )
-    return WorkerFailed(Report.of_exit(worker, failure.exitcode, failure.pid).message)
+    return WorkerFailed(WorkerReport.of_exit(worker, failure.exitcode, failure.pid).message)

@@ -33,7 +33,7 @@ from torch.distributed.elastic.multiprocessing import (
 )
 
 from samepath.engine.launch.leftovers import mark_socket_folder, marked_semaphores
-from samepath.engine.launch.reports import Interrupted, Report, read_reports
+from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
 from samepath.errors import WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.say import say
@@ -230,7 +230,7 @@ def _reporting(
     try:
         function(*arguments)
     except BaseException as error:
-        report = Report.of_error(int(os.environ["RANK"]), error)
+        report = WorkerReport.of_error(int(os.environ["RANK"]), error)
         try:
             report.write(Path(reports))
         except OSError:  # the temporary folder is full: then a person at least can read it

@@ -16,7 +16,7 @@ import torch
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.checks.fingerprints import refuse_others
 from samepath.engine.checks.hardware import refuse_other_hardware
-from samepath.engine.elastic.machine import ENDPOINT_FILE, Machine, WorkerRange, leader_answers
+from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerRange, leader_answers
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import (
     Asked,
@@ -48,7 +48,7 @@ class Request:
     """A keep-list: the examples to train on."""
     num_workers: int | Literal["auto"] | WorkerRange = "auto"
     """A range: the run goes on with the workers that are left, and takes in those that come."""
-    machine: Machine | None = None
+    machine: MachineOffer | None = None
     """What this machine brings to a run of a range; all its GPUs or cores when not given."""
     timeout_seconds: float = TIMEOUT_SECONDS
     """A worker that does not answer for so long counts as lost."""

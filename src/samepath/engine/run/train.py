@@ -17,7 +17,7 @@ from typing import Any
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.checks.hardware import refuse_other_hardware
 from samepath.engine.comm.environment import Place, read_place
-from samepath.engine.elastic.machine import Machine, WorkerRange, address_towards, is_led
+from samepath.engine.elastic.machine import MachineOffer, WorkerRange, address_towards, is_led
 from samepath.engine.elastic.step_memory import forget
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.leftovers import clear_before
@@ -77,7 +77,7 @@ def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
     if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
         request = given_workers(request, place.num_workers)
     elif is_range:
-        return _lead(request, request.machine or Machine(workers=available_workers()), found)
+        return _lead(request, request.machine or MachineOffer(workers=available_workers()), found)
     request, options, folder = prepare(request, found, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
         if place.worker == 0:
@@ -139,7 +139,7 @@ def _read_result(folder: RunFolder) -> RunResult:
 # ---- a range of workers
 
 
-def _lead(request: Request, machine: Machine, found: FoundRecipe) -> tuple[RunResult, Path]:
+def _lead(request: Request, machine: MachineOffer, found: FoundRecipe) -> tuple[RunResult, Path]:
     """Begin or continue a run that others may join."""
     request, options, folder = prepare(request, found, writes=True)
     with _status_of(folder):
@@ -148,7 +148,7 @@ def _lead(request: Request, machine: Machine, found: FoundRecipe) -> tuple[RunRe
 
 def join(
     path: Path,
-    machine: Machine,
+    machine: MachineOffer,
     *,
     display: Callable[[Options, int], Display] | None = None,
     other_hardware: bool = False,
@@ -208,7 +208,7 @@ def _train_with_others(
         raise UserError(
             "a range of workers on several machines needs a folder that all of them see; add --out"
         )
-    machine = request.machine or Machine(workers=available_workers())
+    machine = request.machine or MachineOffer(workers=available_workers())
     machine = replace(machine, expected=place.num_workers)
     if not place.one_machine and machine.interface is None:
         machine = replace(machine, address=address_towards(place.address))
@@ -232,7 +232,7 @@ def _train_with_others(
 
 
 def _take_part(
-    request: Request, options: Options, folder: RunFolder, machine: Machine
+    request: Request, options: Options, folder: RunFolder, machine: MachineOffer
 ) -> RunResult:
     from samepath.engine.launch.elastic import FaultTolerance, take_part  # not for a fixed number
 

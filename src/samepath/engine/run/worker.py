@@ -20,7 +20,7 @@ from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.request import Request
 from samepath.engine.run.session import start
 from samepath.engine.server.server import ServerSession
-from samepath.engine.server.worker import work as work_for_server
+from samepath.engine.server.worker import work_for_server
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.faults import fault_point
