@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ LIMIT_SECONDS = 600
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Course:
     return undisturbed(tmp_path_factory.mktemp("alone"))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Braked]:
-    braked = Braked(tmp_path)
-    yield braked
-    braked.end()
 
 
 def test_one_joins_from_another_folder(run: Braked, expected: Course) -> None:

@@ -9,10 +9,8 @@ import json
 import random
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from braked_runs import EPOCHS, RECIPE, Braked, listening, undisturbed
@@ -42,13 +40,6 @@ TALK = (
     bytes.fromhex("00cef7853c01") + (1 << 56).to_bytes(8, "little"),
     *(random.Random(number).randbytes(2000) for number in range(8)),
 )
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Braked]:
-    braked = Braked(tmp_path)
-    yield braked
-    braked.end()
 
 
 def test_one_machine_is_enough(run: Braked) -> None:

@@ -17,7 +17,7 @@ from samepath.engine.step.step import Stepper
 
 
 def replay(trainer: Stepper, trail: Trail, note: Callable[[str], None]) -> SavedStep:
-    """Where a trail leads; its start if it does not."""
+    """Make the updates of a trail again: its last step, or its start where that is impossible."""
     if not trail.changes:
         return trail.start
     load_state(trainer, trail.start.state)

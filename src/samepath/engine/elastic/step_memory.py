@@ -6,7 +6,7 @@ lives.
 
 All of the state is kept every few steps, two copies in turn. In between it is the gradient, a third
 of that with Adam, from which `replay` makes the update again; it is kept before the update, and
-nobody ends the update before all have kept it. Beside these, each worker notes the run's progress.
+no worker ends the update before all have kept it. Beside these, each worker notes the progress.
 The files go when the run has finished; a run that was killed leaves them for `--resume`, and the
 next run on this machine removes what belongs to no run any more.
 """
@@ -111,12 +111,12 @@ class StepMemory:
 
     @contextmanager
     def around_update(self, trainer: Stepper, pace: Pace) -> Iterator[None]:
-        """Every parameter has its gradient, and nobody has used it (some optimizers write into
-        it)."""
+        """Keep the gradient: every parameter has its own, and no optimizer has used it yet (some
+        write into it)."""
         self._copied = self._copy_change(trainer, pace)
-        everybody = trainer.collective.gather_begin(np.array([self._copied], np.uint8))
+        gathered = trainer.collective.gather_begin(np.array([self._copied], np.uint8))
         yield
-        self._has_change = all(record[0] for record in everybody())
+        self._has_change = all(record[0] for record in gathered())
 
     def _copy_change(self, trainer: Stepper, pace: Pace) -> bool:
         if self._whole is None or not self._takes_changes:
@@ -147,10 +147,10 @@ class StepMemory:
         else:
             if self._copied and self._changes is not None:
                 self._changes.take_back()  # it does not lead to all of this step
-            # Nobody notes the step before all have done so, and worker 0 has written its files
+            # No worker notes the step before all have done so, and worker 0 has written its files
             trainer.collective.agree(True)
             self.write(self._step, state_of(trainer), progress, is_one_update=False)
-            trainer.collective.agree(True)  # nobody goes on before all have their share
+            trainer.collective.agree(True)  # no worker goes on before all have their portion
         self._copied = self._has_change = False
         fault_point("kept")
 
@@ -163,7 +163,7 @@ class StepMemory:
         is_one_update: bool = True,
         weights: int | None = None,
     ) -> None:
-        """A step's progress, and its state where that is due; else a checksum of its weights."""
+        """Write a step's progress, and its state where that is due; else a checksum of its weights."""
         if not self._works:
             return
         fault_point("before writing")
@@ -203,7 +203,7 @@ class StepMemory:
         *,
         places: int,
     ) -> Ring:
-        """To there, or to a new place where that is of another shape or too small."""
+        """Write to a ring, or to a new one where that is of another shape or too small."""
         if to is not None and to.layout == ring.layout_of(tensors):
             to.copy(tensors)
             if to.complete(step, content):
@@ -214,7 +214,7 @@ class StepMemory:
         return self._write(made, tensors, step, content, places=places)
 
     def _take_changes(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Make room for them, if they are of any use here."""
+        """Make room for changes, if they are of any use here."""
         self._retire(self._changes)
         self._changes = None
         named = {*dict(model.named_parameters(remove_duplicate=False))}

@@ -56,7 +56,7 @@ class Recorded:
 
     @property
     def last(self) -> list[WorkerTrace]:
-        """Of the leg that ended it, by worker."""
+        """Traces of the leg that ended the run, by worker."""
         return self.legs[-1]
 
 
