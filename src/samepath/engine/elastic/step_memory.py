@@ -163,7 +163,7 @@ class StepMemory:
         is_one_update: bool = True,
         weights: int | None = None,
     ) -> None:
-        """Write a step's progress, and its state where that is due; else a checksum of its weights."""
+        """Write a step's progress, and its state where due; else a checksum of its weights."""
         if not self._works:
             return
         fault_point("before writing")
