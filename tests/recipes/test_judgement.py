@@ -268,7 +268,7 @@ def test_the_table_reads_in_plain_words(honest: Judgement, blurry: Judgement) ->
     assert reading["told from held-out by voxels"] == "not clearly better than chance, 0.5"
     assert reading["copies of training"] == "no more than among real ones"
     reading = {row[0]: row[-1] for row in table(blurry)}
-    assert "told apart" in reading["told from held-out by voxels"]
+    assert "(0.5 = indistinguishable)" in reading["told from held-out by voxels"]
     assert reading["sphericity"].startswith("differs: mean +")
     assert reading["told from reconstructions"] == "not clearly better than chance, 0.5"
 

@@ -81,8 +81,7 @@ def curvature(
     from samepath.insight.curvature.request import CurvatureRequest
     from samepath.insight.curvature.result import to_json
     from samepath.insight.folder import choose_folder
-    from samepath.report.insight_curvature import write_curvature
-    from samepath.report.insight_curvature_words import verdict
+    from samepath.report.curvature import verdict, write_curvature
 
     request = CurvatureRequest(
         runs=runs,
@@ -105,7 +104,7 @@ def _summary(found: Any, folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from samepath.report.insight_curvature_words import CAUTION, facts_table, sample_words, verdict
+    from samepath.report.curvature import CAUTION, facts_table, sample_words, verdict
 
     console = Console()
     head, *rows = facts_table(found)

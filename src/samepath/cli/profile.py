@@ -98,7 +98,7 @@ def profile(
     from samepath.insight.profile.profile import ProfileRequest
     from samepath.insight.profile.profile import profile as profile_recipe
     from samepath.insight.profile.queue_reduction import QueueSettings
-    from samepath.report.insight_profile import (
+    from samepath.report.profile import (
         OPEN,
         summary,
         tables_in_short,

@@ -189,7 +189,7 @@ def exit_code(result: dict[str, Any]) -> int:
 
 
 def summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
-    from samepath.report.noise import noise_words
+    from samepath.report.words import noise_words
 
     again = f"samepath train {recipe} --out {folder} --resume"
     words = {

@@ -18,8 +18,7 @@ from samepath.insight.curvature.landscape import Line, Plane, Rise
 from samepath.insight.curvature.request import CurvatureRequest
 from samepath.insight.curvature.result import Curvature, RunCurvature, from_json, to_json
 from samepath.insight.folder import read_finding
-from samepath.report.insight_curvature import write_curvature
-from samepath.report.insight_curvature_words import facts_table, verdict
+from samepath.report.curvature import facts_table, verdict, write_curvature
 
 RECIPE = """
 import torch

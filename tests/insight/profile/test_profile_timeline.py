@@ -186,7 +186,7 @@ def test_the_trace_of_a_timeline_made_by_hand() -> None:
 def test_figures_of_timelines(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    from samepath.report.insight_timeline import draw_timelines
+    from samepath.report.profile import draw_timelines
 
     both = [two_workers(), Timeline(engine="again", num_workers=2, events=two_workers().events)]
     draw_timelines("two", both, tmp_path / "two.png", num_steps=1)

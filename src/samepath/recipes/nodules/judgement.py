@@ -260,9 +260,7 @@ def _read_copies(near: Nearness) -> str:
 def _read_test(test: TwoSample) -> str:
     if test.p_value >= 0.05:
         return "not clearly better than chance, 0.5"
-    words = {0.65: "seldom", 0.8: "often", 0.95: "mostly"}
-    how = next((word for top, word in words.items() if test.accuracy < top), "nearly always")
-    return f"told apart {how} (0.5 never, 1 always)"
+    return f"classifier accuracy {test.accuracy:.2f} (0.5 = indistinguishable)"
 
 
 def _check(given: dict[str, Volumes]) -> None:
