@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from samepath.errors import UserError
+from samepath.faults import fault_point
 
 PART = ".part"
 """Ends the name of what is being written."""
@@ -74,6 +75,7 @@ def write_atomically(
     """Replace a small file: the old or the new content, never half of one. A `private` one can be
     read by this user only."""
     data = content.encode() if isinstance(content, str) else content
+    fault_point("write", path=path, data=data)
     own_name = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if private else None
     with replaced(path, aside=own_name, sync=sync) as aside:
         opened = _open_private(aside) if private else aside.open("wb")
@@ -101,6 +103,7 @@ def folder_aside(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut."""
+    fault_point("rename", folder=folder)
     _sync(folder)
 
 

@@ -27,7 +27,6 @@ from samepath.insight.profile.timeline import (
     self_times,
     write_trace,
 )
-
 from samepath.report import style
 from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
 from samepath.report.words import Rows, Tables, workers_named
@@ -255,7 +254,9 @@ def _height(timeline: Timeline, events: Sequence[TimelineEvent]) -> float:
     return sum(_ROW + _GAP + _LANE * _num_lanes(events, worker) for worker in workers)
 
 
-def _draw_rows(axes: Axes, timeline: Timeline, events: Sequence[TimelineEvent], start: float) -> set[str]:
+def _draw_rows(
+    axes: Axes, timeline: Timeline, events: Sequence[TimelineEvent], start: float
+) -> set[str]:
     """The rows of one engine; which phases were there to be seen."""
     seen = {"step"}
     top = 0.0

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from samepath.engine.state.reopen import ReopenedRun, look_at
 from samepath.engine.state.metrics_log import TrainingClock
+from samepath.engine.state.reopen import ReopenedRun, look_at
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.insight.folder import Kind, kind_of, read_finding

@@ -24,10 +24,10 @@ import numpy as np
 
 from samepath.engine.comm.collective import Collective
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.session import Session, start
+from samepath.owners import owned_folder
 from samepath.recipe import Recipe
 
 WARM_UP = 2

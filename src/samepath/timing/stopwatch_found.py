@@ -17,8 +17,8 @@ import numpy as np
 from torch import nn
 
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.options import Options
+from samepath.owners import owned_folder
 from samepath.study.results import NetworkFacts
 from samepath.timing.links import HERE, Sample, link_of
 from samepath.timing.stopwatch_worker import Job, Steps, Turn, work

@@ -25,7 +25,6 @@ from samepath.engine.comm.collective import Collective, machine_name
 from samepath.engine.comm.environment import read_place
 from samepath.engine.comm.peers import Peers
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.options import Asked, Options, recipe_of, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import Session, start
@@ -34,6 +33,7 @@ from samepath.insight.profile.engines import ENGINES, Engine, make_engine
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, meet, numbers
+from samepath.owners import owned_folder
 from samepath.recipe import find_recipe
 from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
