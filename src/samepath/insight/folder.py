@@ -19,7 +19,7 @@ from samepath.engine.checks.hardware import versions
 from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import finite, make_folder
 from samepath.errors import UserError
-from samepath.study.results import read_as
+from samepath.typed_json import read_as
 
 Kind: TypeAlias = Literal["advice", "profile", "curvature", "simulation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

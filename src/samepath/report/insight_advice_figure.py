@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from samepath.insight.advise.advice import Advice, Curve, Row
+from samepath.insight.advise.advice import Advice, Row, ScalingCurve
 from samepath.report.sheet import save_figure
 from samepath.report.study_style import (
     how_keys,
@@ -54,7 +54,9 @@ def draw_advice(title: str, advice: Advice, out: Path) -> None:
     save_figure(figure, out)
 
 
-def _curve(axes: Axes, curve: Curve, look: tuple[str, str], value: Callable[[Row], float]) -> None:
+def _curve(
+    axes: Axes, curve: ScalingCurve, look: tuple[str, str], value: Callable[[Row], float]
+) -> None:
     colour, marker = look
     how: dict[str, Any] = {"markersize": 6.0, "markeredgewidth": 1.4, "color": colour}
     axes.plot([r.workers for r in curve.rows], [value(r) for r in curve.rows], color=colour, lw=1.4)

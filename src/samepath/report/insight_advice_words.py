@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from samepath.insight.advise.advice import Advice, Curve, Row
-from samepath.insight.advise.words import examples, span
+from samepath.insight.advise.advice import Advice, Row, ScalingCurve, examples, span
 from samepath.report.study_words import MODELLED, listed, number, workers_named
-from samepath.study.results import NetworkFacts
-from samepath.timing.links import HERE
+from samepath.timing.links import HERE, NetworkFacts
 
 Rows = list[list[str]]
 Tables = list[tuple[str, Rows, str]]
@@ -29,7 +27,7 @@ def tables_in_short(advice: Advice) -> Tables:
     ]
 
 
-def curve_table(advice: Advice, curve: Curve) -> tuple[str, Rows, str]:
+def curve_table(advice: Advice, curve: ScalingCurve) -> tuple[str, Rows, str]:
     """Numbers of workers over one link."""
     several = curve.workers_per_node not in (None, 1)
     priced = advice.price_per_worker_hour is not None
@@ -60,12 +58,12 @@ def curve_table(advice: Advice, curve: Curve) -> tuple[str, Rows, str]:
     )
 
 
-def _marks(curve: Curve, row: Row) -> str:
+def _marks(curve: ScalingCurve, row: Row) -> str:
     marks = ["best"] * (row.workers == curve.best) + ["knee"] * (row.workers == curve.knee)
     return ", ".join(marks)
 
 
-def _title(advice: Advice, curve: Curve) -> str:
+def _title(advice: Advice, curve: ScalingCurve) -> str:
     if curve.network == HERE:
         return f"On this machine ({advice.machine})"
     joined = ", then ".join(map(link_words, curve.links))
@@ -80,7 +78,7 @@ def link_words(link: NetworkFacts) -> str:
     return f"{speed}, {1e6 * link.latency_seconds:.3g} µs"
 
 
-def _note(advice: Advice, curve: Curve) -> str:
+def _note(advice: Advice, curve: ScalingCurve) -> str:
     words = []
     if any(row.how == "modelled" for row in curve.rows):
         words.append(f"{MODELLED} modelled.")
@@ -98,7 +96,7 @@ def _note(advice: Advice, curve: Curve) -> str:
     return " ".join(words)
 
 
-def _grain(advice: Advice, curve: Curve) -> str:
+def _grain(advice: Advice, curve: ScalingCurve) -> str:
     """Which size to use, and why."""
     best = workers_named([curve.best])
     if curve.grain_gain > 0.0:

@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from samepath.insight.folder import write_finding
-from samepath.insight.simulate.simulate import Curve, Simulation, verdict
+from samepath.insight.simulate import SimulatedCurve, Simulation, verdict
 from samepath.report.insight_scaling import MeasuredPoint, draw_simulated_scaling
 from samepath.report.page import Section, write_page
 from samepath.report.study_tables import Rows
-from samepath.study.results import NetworkFacts
+from samepath.timing.links import NetworkFacts
 from samepath.timing.measured import write_measured
 
 PAGE, PICTURE = "simulation.html", "simulated_scaling.png"
-HEAD = ["workers", "ms", "of nine in ten", "ex/s", "speed-up", "eff.", "link", "hidden", "waits"]
+HEAD = ["workers", "ms", "5-95% range", "ex/s", "speed-up", "eff.", "link", "hidden", "waits"]
 NOTE = (
-    "All modelled. ms: of a step, on average, and of nine steps in ten. ex/s: examples a second. "
+    "All modelled. ms: of a step, on average, and the 5-95% range. ex/s: examples a second. "
     "link: ms of a step in which it is busy. hidden: the share of that behind computing. waits: "
     "the share of a step in which a worker, on average, waits for the slowest."
 )
 HOW = (
     "Grain times are drawn from those measured here with one worker; gradients appear in the order "
-    "and at the times measured within a grain; static: buckets of a fixed layout leave as soon as "
-    "all workers have them (samepath: all_to_all and back, ddp: 25 MiB and a ring); queue: workers "
+    "and at the times measured within a grain; samepath and ddp: buckets of a fixed layout leave "
+    "as soon as all workers have them (all_to_all and back; 25 MiB and a ring); queue: workers "
     "announce gradients, and a coordinator collects them every 5 ms (Horovod before 0.21, with "
     "0.35 us for each announcement: an assumption). Links of presets are from data sheets; workers "
     "of a node elsewhere are assumed not to slow each other down, as those here were measured to. "
@@ -101,7 +101,7 @@ def as_content(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def curve_table(curve: Curve) -> Rows:
+def curve_table(curve: SimulatedCurve) -> Rows:
     """A row for each number of workers."""
     return [
         HEAD,
@@ -144,9 +144,9 @@ def measured_table(simulation: Simulation) -> Rows:
     return [
         ["what", "measured"],
         ["machine", f"{measured.machine}, {measured.threads} thread(s) a worker"],
-        ["others kept busy meanwhile", f"{measured.busy_cores:.2f} cores"],
+        ["cores used by other processes", f"{measured.busy_cores:.2f}"],
         *grains,
-        ["update, and what else does not shrink", f"{_ms(measured.update_seconds)} ms"],
+        ["fixed cost per step (update)", f"{_ms(measured.update_seconds)} ms"],
         *crowding,
         *steps,
         ["gradients", f"{len(measured.tensor_bytes)}, {sum(measured.tensor_bytes):,} bytes"],

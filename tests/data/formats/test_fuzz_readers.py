@@ -61,8 +61,8 @@ from samepath.engine.state.weights import load_weights, weights_of, write_weight
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.report.findings import finding_sections
 from samepath.report.noise import noise_lines
-from samepath.study.results import ClockFacts, read_clock
-from samepath.timing.measured import read_measured, write_measured
+from samepath.timing.measured import ClockFacts, read_measured, write_measured
+from samepath.typed_json import read_as
 from samepath.web.dashboard.board import Board
 from samepath.web.explorer.state import Explorer
 
@@ -255,7 +255,7 @@ def read_clock_file(folder: Path) -> None:
     from samepath.data.limits import read_object
 
     try:
-        read_clock(read_object(folder / "clock.json"))
+        read_as(ClockFacts, read_object(folder / "clock.json"))
     except (OSError, KeyError, TypeError) as error:  # as `study.race` takes it
         raise ValueError(str(error)) from None
 

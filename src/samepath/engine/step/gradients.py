@@ -29,12 +29,11 @@ from samepath.engine.checks.refuse import OwnHook, refuse_sparse
 from samepath.engine.comm.collective import Bucket, Collective
 from samepath.engine.comm.tensors import dense_strides
 from samepath.errors import UserError
-from samepath.plan import Reduction
+from samepath.plan import BUCKET_BYTES, Reduction
 
 Sums: TypeAlias = list[Tensor | None]
 """One partial sum: a tensor per parameter, None where no grain used it."""
 
-BUCKET_BYTES = 2 << 20
 ALIGNMENT_BYTES = 64
 _OWN_REFERENCES = 4
 """Of a view that nobody else holds: among views, in a copy of them, by its name, and as an

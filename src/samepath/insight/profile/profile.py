@@ -27,8 +27,8 @@ from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.timeline import Numbers, Timeline, numbers
 from samepath.insight.profile.worker import Found, Job, Watcher, from_json, launched, work
 from samepath.recipe import find_recipe
-from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
+from samepath.timing.stopwatch import NOISE_CORES, measure_step
 
 STEPS = 10
 MEASURE_SECONDS = 30.0
@@ -190,6 +190,4 @@ def _launch(job: Job, engines: tuple[str, ...], workers: int, tell: Callable[[st
 
 
 def _measure(options: Options, tell: Callable[[str], None]) -> MeasuredStep:
-    from samepath.timing.stopwatch import measure_step
-
     return measure_step(options, seconds=MEASURE_SECONDS, tell=tell)

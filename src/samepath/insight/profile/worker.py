@@ -26,7 +26,7 @@ from samepath.insight.profile.engines_base import Engine
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.recorder import Recorder
 from samepath.insight.profile.timeline import Event, Timeline, meet
-from samepath.timing.step_times import Watch
+from samepath.timing.stopwatch_worker import BusyCores
 
 WARM_UP = 3
 """Steps dropped of the first turn: memory, kernels, buckets and optimizers are set up."""
@@ -98,7 +98,7 @@ def work(job: Job) -> Found | None:
                 )
                 for name in job.engines
             }
-            watch = Watch()
+            watch = BusyCores()
             take_turns(job, session, engines, recorders)
             busy_cores = watch.others(session.collective)
             return gather(session.collective, recorders, busy_cores)
