@@ -26,13 +26,11 @@ from samepath.report.study_style import looks
 from samepath.report.study_words import duration, endings, listed, number
 from samepath.study.results import (
     Cell,
-    ClockFacts,
     Ended,
     Epoch,
     GridRun,
     GridStudy,
     Interval,
-    NetworkFacts,
     Prediction,
     Rate,
     RunRecord,
@@ -40,6 +38,8 @@ from samepath.study.results import (
     Target,
     Tried,
 )
+from samepath.timing.links import NetworkFacts
+from samepath.timing.measured import ClockFacts
 
 TARGET = 0.0016384
 BATCH = 32

@@ -11,7 +11,8 @@ import pytest
 
 from samepath.report.study_tables import verdict
 from samepath.report.study_words import duration
-from samepath.study.results import Cell, Ended, How, Interval
+from samepath.study.results import Cell, Ended, Interval
+from samepath.timing.measured import How
 
 
 def cell(

@@ -16,12 +16,12 @@ from typing import Any
 
 from samepath.engine.run.options import Options, training_source, with_fingerprints
 from samepath.errors import UserError
+from samepath.files import read_as
 from samepath.recipe import find_recipe
 from samepath.study.batches import facts_of, judged_by, refuse_batches, train_all, with_batch
 from samepath.study.opening import StudyRequest, look_into
 from samepath.study.results import BatchRun, BatchStudy
 from samepath.study.runner import PlannedRun, StudyProgress
-from samepath.typed_json import read_as
 
 FULL, FILTERED, RANDOM = "full", "filtered", "random"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from samepath.engine.state.run_folder import make_folder
+from samepath.files import make_folder
 from samepath.insight.advise.advice import Advice
 from samepath.insight.folder import write_finding
 from samepath.report.insight_advice_figure import draw_advice

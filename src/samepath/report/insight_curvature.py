@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from samepath.engine.state.run_folder import make_folder
+from samepath.files import make_folder
 from samepath.insight.curvature.result import Curvature, to_json
 from samepath.insight.folder import write_finding
 from samepath.report.insight_curvature_words import (

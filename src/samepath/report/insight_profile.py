@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
-from samepath.engine.state.run_folder import make_folder
+from samepath.files import make_folder
 from samepath.insight.folder import write_finding
 from samepath.insight.profile.profile import Profile
 from samepath.insight.profile.timeline import Numbers

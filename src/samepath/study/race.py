@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Literal, TypeAlias
 
-from samepath.data.limits import brief, read_object
 from samepath.engine.run.options import Options
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.strategy_schedule import Course
-from samepath.engine.state.checkpoint import write_atomically
 from samepath.errors import UserError
+from samepath.files import brief, read_as, read_object, write_atomically
 from samepath.strategies import BUILT_IN, Choice, Moment, find_strategy
 from samepath.study.collect import Entry, cells_of, epochs_of, predictions, run_record
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
@@ -33,7 +32,6 @@ from samepath.timing.links import HERE, NetworkFacts, parse_network
 from samepath.timing.measured import ClockFacts
 from samepath.timing.model import Clock
 from samepath.timing.stopwatch import measure_clock
-from samepath.typed_json import read_as
 
 Train: TypeAlias = Callable[[Sequence[PlannedRun]], None]
 _FRACTIONS = (0.0, 0.25, 0.5, 0.75)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from samepath.files import read_as
 from samepath.timing.measured import ClockFacts, How
-from samepath.typed_json import read_as
 
 Ended = Literal["target", "diverged", "stuck", "epochs", "impossible", "unfinished"]
 """target reached; NaN or infinity; a loss that no longer moves; the epoch limit; a batch larger

@@ -13,12 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from samepath.data.limits import brief, read_object
-from samepath.engine.state.checkpoint import write_atomically
-from samepath.engine.state.run_folder import make_folder
 from samepath.errors import UserError
+from samepath.files import brief, make_folder, read_as, read_object, write_atomically
 from samepath.timing.links import NetworkFacts
-from samepath.typed_json import read_as
 
 How: TypeAlias = Literal["measured", "modelled"]
 """How a time is known: with that many real workers, here; or from the model."""

@@ -33,8 +33,8 @@ from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.session import Link, Session, connect, start
-from samepath.engine.step.settings import Share
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.run.trainer import Trainer
+from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError
 from samepath.plan import BUCKET_BYTES, Reduction, reduction
 from samepath.recipe import Recipe
@@ -128,7 +128,7 @@ class Bench:
         """A worker that waits here sleeps; in shared memory it would look again and again."""
         self._alone = Session(Alone(session.device), seed=job.options.seed)
         self._trainers: dict[Turn, Trainer] = {}
-        self._shares: dict[Turn, Iterator[Share]] = {}
+        self._shares: dict[Turn, Iterator[WorkerBatch]] = {}
         recipe = recipe_of(job.options).recipe if job.turns else None
         for turn in job.turns:
             assert recipe is not None

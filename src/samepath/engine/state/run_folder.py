@@ -23,15 +23,26 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from samepath.data.limits import brief, open_plain, parse_json, read_object
+from samepath import files
 from samepath.engine.checks.hardware import versions
 from samepath.engine.run.options import Options
 from samepath.engine.state import checkpoint
-from samepath.engine.state.folder_lock import LOCK, is_empty, lock_folder, take_lock
 from samepath.engine.state.metrics_log import Lines
 from samepath.engine.state.state import State
 from samepath.engine.state.weights import BEST, Epoch, weights_of, write_weights
 from samepath.errors import NotSaved, UserError
+from samepath.files import (
+    LOCK,
+    brief,
+    finite,
+    is_empty,
+    lock_folder,
+    make_folder,
+    open_plain,
+    parse_json,
+    read_object,
+    take_lock,
+)
 
 if TYPE_CHECKING:
     from samepath.engine.state.progress import RunResult
@@ -43,18 +54,6 @@ WARN_SECONDS = 60.0
 """How often it is said that something still cannot be written."""
 
 Warn = Callable[[str], None]
-
-
-def make_folder(folder: Path, *, is_new: bool = False) -> None:
-    """Make the folder that --out names, or one in it. FileExistsError for one that is not new."""
-    try:
-        folder.mkdir(parents=True, exist_ok=not is_new)
-    except OSError as error:
-        if is_new and isinstance(error, FileExistsError):
-            raise
-        raise UserError(
-            f"--out {folder} cannot be made ({error.strerror}); give another folder"
-        ) from None
 
 
 def next_free(recipe: str, runs: Path = Path("runs")) -> Path:
@@ -152,7 +151,7 @@ class RunFolder:
         **for_others: Any,
     ) -> None:
         """Begin or continue a run, and keep everybody else from writing here. `code` is where its
-        Python files are (`run_code`)."""
+        Python files are (`reopen.code_of`)."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         if earlier is None:
@@ -218,7 +217,7 @@ class RunFolder:
 
     def _write_json(self, content: dict[str, Any]) -> None:
         text = json.dumps(finite(content), indent=2)  # JSON has no word for NaN and infinity
-        checkpoint.write_atomically(self.path / "run.json", text + "\n")
+        files.write_atomically(self.path / "run.json", text + "\n")
 
     # ---- metrics.jsonl
 
@@ -380,14 +379,3 @@ def _fits(name: str, value: Any) -> bool:
     if type(value) is int or (type(value) is float and name not in ("step", "epoch")):
         return bool(-_MOST < value < _MOST)
     return not named and (value is None or value in ("nan", "inf", "-inf"))
-
-
-def finite(value: Any) -> Any:
-    """The same with NaN and infinities as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    return value
