@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ def _train(
         return _TIME_IS_UP if time.perf_counter() > over else 0
 
     if session.is_first:
-        place.write(options, [], None)
+        place.write(asdict(options), [], None)
     session.collective.agree(True)  # the folder is there
     try:
         result = Run(recipe, options, session, place, stop_asked=stop).go()
