@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,24 @@ def test_a_profile_of_another_recipe_is_refused(folder: Path, tmp_path: Path) ->
     write_measured(folder, made(recipe="digits", identity="digits"))
     result = run("digits", "--profile", folder, "--trials", 5, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
+
+
+def test_a_folder_is_simulated_without_torch(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from samepath.insight.folder import write_finding\n"
+        "from samepath.insight.simulate import SimulationRequest, run_simulation, verdict\n"
+        "from pathlib import Path\n"
+        f"asked = SimulationRequest(source={str(folder)!r}, networks=('1GbE', 'here'),"
+        " policies=('samepath', 'queue'), trials=5)\n"
+        "found = {'verdict': verdict(run_simulation(asked, print))}\n"
+        f"folder = Path({str(folder)!r})\n"
+        "write_finding(folder, 'simulation', recipe='x', command=(), content=found)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    versions = json.loads((folder / "simulation.json").read_text())["versions"]
+    assert {"samepath", "torch", "numpy", "python"} <= versions.keys()
 
 
 @pytest.mark.parametrize(
