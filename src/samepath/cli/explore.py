@@ -50,9 +50,9 @@ def explore(
     from rich.console import Console
 
     from samepath.cli.common import print_json
+    from samepath.web.explorer.app import open_explorer
+    from samepath.web.explorer.explorer import Explorer
     from samepath.web.explorer.exports import write_export
-    from samepath.web.explorer.session import open_session
-    from samepath.web.explorer.state import Explorer
 
     status = Console(stderr=True).status("opening the map ...")
     if out is not None:
@@ -62,12 +62,12 @@ def explore(
         return
     with ExitStack() as stack:
         with status:
-            session = stack.enter_context(open_session(folder, keep, port))
+            explorer, page = stack.enter_context(open_explorer(folder, keep, port))
         if as_json:
-            print_json({"address": session.address, "keep": str(session.explorer.keep)})
+            print_json({"address": page.address, "keep": str(explorer.keep)})
         else:
-            click.echo(session.address)
-            click.echo(f"shows {session.explorer.keep}; Ctrl-C ends it, unsaved edits are kept")
+            click.echo(page.address)
+            click.echo(f"shows {explorer.keep}; Ctrl-C ends it, unsaved edits are kept")
         if not no_browser:
-            webbrowser.open(session.address)
-        session.run()
+            webbrowser.open(page.address)
+        page.run()

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from samepath.engine.state.metrics_log import TrainingClock
 from samepath.engine.state.run_folder import RunFolder
 from samepath.report.sheet import clip, save_figure, title_size
 from samepath.report.study_words import time_unit
@@ -96,17 +97,7 @@ def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
 
 
 def _epochs_of(folder: Path) -> list[dict[str, Any]]:
-    """A run's lines at ends of epochs, each with `time`: seconds of training up to it.
-
-    `seconds` begins anew at every start of the run: where it falls, what went before is added. (A
-    start is overlooked only if its first step took longer than all that went before.)
-    """
-    earlier = last = 0.0
-    epochs = []
-    for line in RunFolder(folder).read_metrics():
-        if line["seconds"] < last:
-            earlier += last
-        last = line["seconds"]
-        if "epoch_train_loss" in line:
-            epochs.append({**line, "time": earlier + last})
-    return epochs
+    """A run's lines at ends of epochs, each with `time`: seconds of training up to it."""
+    clock = TrainingClock()
+    timed = [(line, clock.advance(line["seconds"])) for line in RunFolder(folder).read_metrics()]
+    return [{**line, "time": time} for line, time in timed if "epoch_train_loss" in line]

@@ -172,8 +172,8 @@ class Bench:
     def _agree(self, plan: tuple[int, list[int]]) -> tuple[int, list[int]]:
         """The first worker's plan: it alone has timed everything."""
         mine = np.array([plan[0], *plan[1]], np.int64)
-        rounds, *counts = self._network.gather(mine.view(np.uint8))[0].view(np.int64)
-        return int(rounds), [int(count) for count in counts]
+        rounds, *counts = self._network.gather_rows(mine)[0].tolist()
+        return rounds, counts
 
     def _turn(self, turn: Turn, count: int) -> Steps:
         """Time so many full steps, which all workers begin at once."""
@@ -269,7 +269,7 @@ class BusyCores:
         """What all cores did beyond what these workers did (their loader processes are others)."""
         now = (time.perf_counter(), _busy_seconds(), time.process_time())
         elapsed, busy, mine = (b - a for a, b in zip(self._start, now, strict=True))
-        ours = sum(number for (number,) in gather_numbers(collective, mine))
+        ours = float(collective.gather_rows(np.array([mine])).sum())
         return max(busy - ours, 0.0) / elapsed
 
 
@@ -281,12 +281,6 @@ def _busy_seconds() -> float:
     except OSError:
         return 0.0
     return sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
-
-
-def gather_numbers(collective: Collective, *numbers: float) -> list[list[float]]:
-    """The numbers of every worker, by worker."""
-    records = collective.gather(np.array(numbers, np.float64).view(np.uint8))
-    return [record.view(np.float64).tolist() for record in records]
 
 
 # ---- reductions

@@ -62,8 +62,8 @@ from samepath.files import read_as
 from samepath.report.findings import finding_sections
 from samepath.report.noise import noise_lines
 from samepath.timing.measured import ClockFacts, read_measured, write_measured
-from samepath.web.dashboard.board import Board
-from samepath.web.explorer.state import Explorer
+from samepath.web.dashboard.contents import FolderContents
+from samepath.web.explorer.explorer import Explorer
 
 EXAMPLES = int(os.environ.get("SAMEPATH_FUZZ", "40"))
 SEED = os.environ.get("SAMEPATH_FUZZ_SEED")
@@ -243,11 +243,11 @@ def events(folder: Path) -> None:
     EventWriter(folder / "run", folder / "events").close()
 
 
-def on_board(folder: Path) -> None:
-    board = Board(folder)
-    things = board.overview()["things"]
-    json.dumps([board.thing(thing["id"]) for thing in things])
-    json.dumps(board.runs([thing["id"] for thing in things if thing["kind"] == "run"]))
+def on_dashboard(folder: Path) -> None:
+    contents = FolderContents(folder)
+    items = contents.overview()["items"]
+    json.dumps([contents.item(item["id"]) for item in items])
+    json.dumps(contents.runs([item["id"] for item in items if item["kind"] == "run"]))
 
 
 def read_clock_file(folder: Path) -> None:
@@ -400,10 +400,10 @@ READERS = {
     "metrics": Reader(file="run/metrics.jsonl", make=a_run, read=shown),
     "run.json as events": Reader(file="run/run.json", make=a_run, read=events),
     "metrics as events": Reader(file="run/metrics.jsonl", make=a_run, read=events),
-    "run.json on the page": Reader(file="run/run.json", make=a_run, read=on_board),
-    "metrics on the page": Reader(file="run/metrics.jsonl", make=a_run, read=on_board),
-    "study on the page": Reader(file="study/study.json", make=a_run, read=on_board),
-    "finding on the page": Reader(file="advice/advice.json", make=a_run, read=on_board),
+    "run.json on the page": Reader(file="run/run.json", make=a_run, read=on_dashboard),
+    "metrics on the page": Reader(file="run/metrics.jsonl", make=a_run, read=on_dashboard),
+    "study on the page": Reader(file="study/study.json", make=a_run, read=on_dashboard),
+    "finding on the page": Reader(file="advice/advice.json", make=a_run, read=on_dashboard),
     "finding of a run": Reader(
         file="run/insight/curvature.json",
         make=a_run,

@@ -50,7 +50,7 @@ from samepath.engine.state.state import State
 from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.recipe import find_recipe
-from samepath.web.explorer.pictures import Pictures
+from samepath.web.explorer.folder import Pictures
 
 TERA = 10**12
 SOURCES = Path(__file__).parents[3] / "src" / "samepath"

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, ReduceLROnPlateau
 
@@ -31,7 +32,6 @@ from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step.settings import StepResult
 from samepath.insight.advise.judge import LEAST_STEPS, next_rates, planned_rounds
 from samepath.recipe import Recipe
-from samepath.timing.stopwatch_worker import gather_numbers
 
 OVERRUN = 1.3
 """Rates are given up when they take so much longer than they were given."""
@@ -165,13 +165,13 @@ def _try_rates(
             seen, ended = _losses_at(recipe, task, session, rates[session.worker], steps, until)
         if not is_timed:
             done = float(len(seen)) if ended in ("finished", "interrupted") else math.inf
-            fewest = min(number for (number,) in gather_numbers(session.collective, done))
+            fewest = float(session.collective.gather_rows(np.array([done])).min())
             is_timed = math.isfinite(fewest)  # otherwise all diverged
             steps = int(min(steps, fewest))
         if not session.collective.agree(not was_timed or ended != "interrupted"):
             return losses, steps, f"there was no time to finish {_listed(rates)}"
         seen = (seen + [math.nan] * steps)[:steps]
-        by_worker = gather_numbers(session.collective, *seen)
+        by_worker = session.collective.gather_rows(np.array(seen)).tolist()
         losses |= {rate: _finite(found) for rate, found in zip(rates, by_worker, strict=False)}
         longest = max(longest, time.perf_counter() - now)
     return losses, steps, ""

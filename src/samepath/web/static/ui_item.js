@@ -11,7 +11,7 @@ const IN_A_TAB = { target: "_blank", rel: "noopener" };
 const size = (bytes) => (bytes < 1e6 ? `${whole(Math.ceil(bytes / 1e3))} kB`
   : `${(bytes / 1e6).toFixed(1)} MB`);
 
-export class ThingPage {
+export class ItemPage {
   constructor(id, state, go) {
     Object.assign(this, { id, state, go });
     this.head = el("div", { class: "head-box" });
@@ -21,30 +21,30 @@ export class ThingPage {
                                   onclick: () => go(`#/run/${this.ticked().join(",")}`) });
     this.rows = el("ul", { class: "rows" });
     this.cards = el("ul", { class: "cards" });
-    this.parts = el("section", { hidden: true }, el("h2", {}, "Made of"),
+    this.parts = el("section", { hidden: true }, el("h2", {}, "Contains"),
                     el("p", { class: "buttons-row" }, this.compare), this.rows, this.cards);
     this.below = el("div", { class: "below" });
-    this.element = el("div", { class: "page thing-page" }, back(), this.head, this.report,
+    this.element = el("div", { class: "page item-page" }, back(), this.head, this.report,
                       this.pictures, this.parts, this.below);
   }
 
-  get address() { return `/api/thing/${this.id}`; }
+  get address() { return `/api/item/${this.id}`; }
 
-  show(thing) {
-    this.thing = thing;
-    find("title").textContent = thing.name;
-    find("title").title = thing.path;
+  show(item) {
+    this.item = item;
+    find("title").textContent = item.name;
+    find("title").title = item.path;
     this.head.replaceChildren(...[
-      el("p", { class: "page-title" }, el("strong", {}, thing.name), " ", kindBadge(thing), " ",
-         badge(thing)),
-      el("p", { class: "quiet" }, joined(about(thing), ago(thing.time))),
-      thing.error ? el("p", { class: "warn" }, thing.error) : null,
-      thing.verdict ? el("p", { class: "big-verdict" }, thing.verdict) : null,
+      el("p", { class: "page-title" }, el("strong", {}, item.name), " ", kindBadge(item), " ",
+         badge(item)),
+      el("p", { class: "quiet" }, joined(about(item), ago(item.time))),
+      item.error ? el("p", { class: "warn" }, item.error) : null,
+      item.verdict ? el("p", { class: "big-verdict" }, item.verdict) : null,
     ].filter(Boolean));
-    const page = thing.files.find((file) => file.kind === "page");
-    if (page) report(this.report, thing, page);
+    const page = item.files.find((file) => file.kind === "page");
+    if (page) report(this.report, item, page);
     this.drawParts();
-    const text = JSON.stringify([thing.files, thing.command, thing.explore]);
+    const text = JSON.stringify([item.files, item.command, item.explore]);
     if (this.belowDrawn === text) return;
     this.belowDrawn = text;
     this.drawPictures(page);
@@ -53,25 +53,25 @@ export class ThingPage {
 
   /** Its figures, where it has no page that shows them. */
   drawPictures(page) {
-    const pictures = page ? [] : this.thing.files.filter((file) => file.kind === "picture");
+    const pictures = page ? [] : this.item.files.filter((file) => file.kind === "picture");
     this.pictures.replaceChildren(...pictures.map((file) => el("figure", {},
-      el("img", { src: `${addressOf(this.thing, file)}?${file.stamp}`, alt: file.name,
+      el("img", { src: `${addressOf(this.item, file)}?${file.stamp}`, alt: file.name,
                   loading: "lazy" }),
       el("figcaption", { class: "quiet" }, file.name))));
   }
 
   drawBelow() {
-    const { command: typed, explore, files } = this.thing;
+    const { command: typed, explore, files } = this.item;
     const parts = [];
     if (explore) {
       parts.push(el("h2", {}, "Look at every example, and correct what was decided"), command(explore));
     }
-    if (typed) parts.push(el("h2", {}, "The command that made it"), command(typed));
+    if (typed) parts.push(el("h2", {}, "Command"), command(typed));
     const links = files.filter((file) => file.kind !== "page").map((file) => {
       const how = file.kind === "picture" ? IN_A_TAB : { download: file.name };
       const name = file.is_large ? file.name
-        : el("a", { href: addressOf(this.thing, file), ...how }, file.name);
-      const where = file.is_large ? `, too large to send: it is in ${this.thing.path}` : "";
+        : el("a", { href: addressOf(this.item, file), ...how }, file.name);
+      const where = file.is_large ? `, too large to send: it is in ${this.item.path}` : "";
       return el("li", {}, name, " ", el("span", { class: "quiet" }, size(file.size) + where));
     });
     if (links.length) parts.push(el("h2", {}, "Files"), el("ul", { class: "files" }, links));
@@ -79,12 +79,12 @@ export class ThingPage {
   }
 
   ticked() {
-    const { parts } = this.thing;
+    const { parts } = this.item;
     return parts.map((part) => part.id).filter((id) => this.state.ticked.has(id));
   }
 
   drawParts() {
-    const { parts } = this.thing;
+    const { parts } = this.item;
     const runs = parts.filter((part) => part.kind === "run");
     this.parts.hidden = !parts.length;
     const draw = () => {

@@ -1,4 +1,4 @@
-"""The explorer without its server: a curation folder, a keep-list, and what a person does to it.
+"""The explorer without its server: a curation folder, a keep-list, and edits of it.
 
 In: a folder, and requests that are already checked for form. Out: plain dictionaries and bytes for
 the page. Guaranteed: nothing in the folder is ever written over; a saved keep-list is a new file.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.curation.cluster import cluster_class
+from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
 from samepath.web.explorer.edits import Columns, Edit, Edits, journal_of, texts
 from samepath.web.explorer.folder import (
-    CurationFolder,
+    OpenedCuration,
     next_keep_list,
-    open_folder,
+    open_curation,
     saved_keep_lists,
 )
-from samepath.web.explorer.tuning import Tuning, tuning_of
 
 REASONS = (
     "",
@@ -40,14 +40,31 @@ REASONS = (
     "kept by hand",
 )
 NUM_NEIGHBOURS = 12
+MAX_MIN_SAMPLES = 50
 Rows = NDArray[np.int64]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassSliders:
+    """A class, the settings it was clustered with, and the ends of its sliders: the settings are
+    within them; at the lower end of eps almost all is noise, at the upper almost nothing."""
+
+    name: str
+    num_examples: int
+    eps: float
+    min_samples: int
+    low: float
+    high: float
+    max_min_samples: int
+    can_cluster: bool
+    """False for too few points to have a density."""
+
+
 class Explorer:
-    """One folder and one keep-list, being looked at and edited."""
+    """A curation folder and one of its keep-lists, being looked at and edited."""
 
     def __init__(self, path: Path, keep: Path | None = None, *, read_only: bool = False) -> None:
-        self.folder: CurationFolder = open_folder(path)
+        self.folder: OpenedCuration = open_curation(path)
         self.keep = _choose_keep_list(path) if keep is None else keep
         self.keep_list: KeepList = read_keep_list(self.keep)
         if len(self.keep_list) != len(self.folder):
@@ -64,12 +81,12 @@ class Explorer:
         given = {*self.keep_list.reasons, *self.edits.columns.reasons}
         self.reasons = [*REASONS, *sorted(given - {*REASONS})]
         self._codes = {reason: code for code, reason in enumerate(self.reasons)}
-        self.tunings: list[Tuning] = tuning_of(self.folder)
+        self.sliders: list[ClassSliders] = _sliders(self.folder)
 
     # ---- what is shown
 
     def about(self) -> dict[str, Any]:
-        """What the page says of the whole."""
+        """Facts for the page that are not of single examples, and the state of the edits."""
         folder, pictures = self.folder, self.folder.pictures
         recipe = Path(str(folder.about.get("recipe", ""))).name
         return {
@@ -82,7 +99,7 @@ class Explorer:
             "has_doubts": folder.doubts is not None,
             "has_guesses": folder.guesses is not None,
             "picture": None if pictures is None else [pictures.width, pictures.height],
-            "classes": [tuning.as_dict() for tuning in self.tunings],
+            "classes": [asdict(sliders) for sliders in self.sliders],
             "reasons": self.reasons,
             "parquet": find_spec("pyarrow") is not None,
             "set_aside": None if self.edits.set_aside is None else str(self.edits.set_aside),
@@ -91,7 +108,7 @@ class Explorer:
         }
 
     def state(self) -> dict[str, Any]:
-        """Where the edits stand."""
+        """The state of the edits: what can be undone, and whether all is saved."""
         return {
             "version": self.edits.version,
             "undo": self.edits.to_undo,
@@ -124,7 +141,7 @@ class Explorer:
         return b"".join(parts + [np.asarray(column, dtype="<i4").tobytes() for column in wholes])
 
     def neighbours(self, row: int) -> list[tuple[int, float]]:
-        """The nearest others, and how far they are, in the space the map was made of."""
+        """The nearest other examples, and their distances, in the space the map was made of."""
         reduced = self.folder.reduced
         squares = np.square(reduced - reduced[row]).sum(1)
         squares[row] = np.inf
@@ -136,7 +153,7 @@ class Explorer:
     # ---- what is changed
 
     def mark(self, rows: Rows, kept: bool, note: str | None = None) -> dict[str, Any]:
-        """Keep or drop examples by hand; those that are so already keep their reason."""
+        """Keep or drop examples by hand; examples that are so already keep their reason."""
         old = self.edits.columns.take(rows)
         turned = old.kept != kept
         reasons, notes = old.reasons.copy(), old.notes.copy()
@@ -148,7 +165,7 @@ class Explorer:
         return self._apply(done, rows, new, f"already {'kept' if kept else 'dropped'}")
 
     def note(self, rows: Rows, note: str) -> dict[str, Any]:
-        """Write a note beside examples; an empty one takes it away."""
+        """Write a note beside examples; an empty note removes it."""
         new = self.edits.columns.take(rows)._replace(notes=texts([note] * len(rows)))
         title = f"{'note on' if note else 'no note on'} {_examples(rows)}"
         return self._apply(title, rows, new, "that is the note already")
@@ -157,7 +174,7 @@ class Explorer:
         """DBSCAN of one class, as an edit: noise is dropped, what was noise and is not comes back.
         What was decided by hand, or dropped for another reason, stays as it is."""
         name = self.folder.class_names[label]
-        if not self.tunings[label].can_cluster:
+        if not self.sliders[label].can_cluster:
             raise UserError(f"{name} has too few examples to be clustered: all are kept")
         rows = np.flatnonzero(self.folder.labels == label)
         clusters = cluster_class(self.folder.positions[rows], eps, min_samples)
@@ -183,7 +200,7 @@ class Explorer:
         return self._now(self.edits.redo())
 
     def save(self) -> dict[str, Any]:
-        """Write a new keep-list beside the others; where it is, and how to train with it."""
+        """Write a new keep-list beside the others; returns its place, and how to train with it."""
         out = next_keep_list(self.folder.path)
         write_keep_list(out, self.edited())
         self.edits.mark_saved(out)
@@ -217,7 +234,7 @@ class Explorer:
         return np.array([self._codes[reason] for reason in reasons], dtype=np.int64)
 
     def _apply(self, title: str, rows: Rows, new: Columns, nothing: str) -> dict[str, Any]:
-        """Apply what differs."""
+        """Apply the rows that differ; raise `nothing` where none does."""
         old = self.edits.columns.take(rows)
         differs = np.zeros(len(rows), dtype=np.bool_)
         for before, after in zip(old, new, strict=True):
@@ -241,7 +258,7 @@ class Explorer:
 
 
 def _choose_keep_list(path: Path) -> Path:
-    """The one with unsaved edits, if any; otherwise the newest."""
+    """The keep-list with unsaved edits, if there is one; otherwise the newest."""
     saved = saved_keep_lists(path)
     if not saved:
         raise UserError(f"{path} has no keep.csv; run `samepath curate` again, or give --keep FILE")
@@ -254,3 +271,34 @@ def _choose_keep_list(path: Path) -> Path:
 
 def _examples(rows: Rows) -> str:
     return f"example {rows[0]}" if len(rows) == 1 else f"{len(rows)} examples"
+
+
+def _sliders(folder: OpenedCuration) -> list[ClassSliders]:
+    """The sliders of every class, in order."""
+    chosen = {c.get("label"): c for c in folder.about.get("classes", [])}
+    if not folder.labels_known and None in chosen:
+        chosen[0] = chosen[None]
+    return [
+        _class_sliders(name, folder.positions[folder.labels == label], chosen.get(label, {}))
+        for label, name in enumerate(folder.class_names)
+    ]
+
+
+def _class_sliders(name: str, points: NDArray[np.float32], chosen: dict[str, Any]) -> ClassSliders:
+    least, typical, most = 0.1, 1.0, 10.0
+    if can_cluster := len(points) >= LEAST_POINTS:
+        curve = k_distances(points, MIN_SAMPLES - 1)
+        least, typical, most = (float(v) for v in np.quantile(curve, [0.02, 0.95, 0.995]))
+    eps, min_samples = chosen.get("eps"), chosen.get("min_samples")
+    eps = float(eps) if isinstance(eps, (int, float)) and 0 < eps < 1e300 else max(typical, 1e-6)
+    min_samples = min_samples if type(min_samples) is int and min_samples > 0 else MIN_SAMPLES
+    return ClassSliders(
+        name=name,
+        num_examples=len(points),
+        eps=eps,
+        min_samples=min_samples,
+        low=max(min(least, eps / 3), eps / 100),
+        high=max(1.5 * most, 3 * eps),
+        max_min_samples=max(MAX_MIN_SAMPLES, 2 * min_samples),
+        can_cluster=can_cluster,
+    )
