@@ -18,9 +18,8 @@ from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.report.curation import comparison_table, finish_comparison, verdict
-from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, look_into
-from samepath.study.runner import request_for
+from samepath.study.runner import PlannedRun, request_for
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 SIZES, DECAYS = (10, 20), (0.01, 0.1)
@@ -32,12 +31,12 @@ class Quiet:
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    def begin(self, waiting: Sequence[Job], done: int) -> None: ...
-    def look(self, running: Sequence[tuple[Job, int, float | None]]) -> None: ...
+    def begin(self, waiting: Sequence[PlannedRun], done: int) -> None: ...
+    def look(self, running: Sequence[tuple[PlannedRun, int, float | None]]) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
 
-    def end(self, job: Job, status: str, epochs: float, loss: float | None) -> None:
+    def end(self, job: PlannedRun, status: str, epochs: float, loss: float | None) -> None:
         self.ended.append(job.folder)
 
 
@@ -109,10 +108,10 @@ def test_a_run_is_what_train_does(
 def test_a_study_takes_a_keep_list(found: tuple[Path, Comparison]) -> None:
     folder, _ = found
     asked = StudyRequest(recipe=RECIPE, keep=str(folder / "keep.csv"), out=folder / "study")
-    options = look_into(asked).options
-    assert options.num_examples == 40
-    job = Job(folder="runs/a", label="a", options=options)
-    assert request_for(job, folder / "a", 1, (), None).keep == str(folder / "keep.csv")
+    opened = look_into(asked)
+    assert opened.options.num_examples == 40
+    run = PlannedRun(folder="runs/a", label="a", options=opened.options)
+    assert request_for(run, opened, asked, 1).keep == str(folder / "keep.csv")
 
 
 def test_everything_is_written(found: tuple[Path, Comparison]) -> None:

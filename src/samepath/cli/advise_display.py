@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from samepath.insight.advise.advise import Watcher
+from samepath.insight.advise.advise import AdviseProgress
 from samepath.say import say
 
 
@@ -22,7 +22,7 @@ class _Clock(ProgressColumn):
         return Text(f"{task.elapsed or 0.0:.0f} of about {task.total or 0.0:.0f} s")
 
 
-class AdviseDisplay(Watcher):
+class AdviseDisplay(AdviseProgress):
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._progress: Progress | None = None

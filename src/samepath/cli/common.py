@@ -153,6 +153,6 @@ def machine_of(here: int | None, interface: str | None) -> Any:
 
 def print_json(content: Any) -> None:
     """One object, the only thing on standard output; NaN and infinities as text."""
-    from samepath.engine.state.run_folder import finite
+    from samepath.files import finite
 
     click.echo(json.dumps(finite(content)))

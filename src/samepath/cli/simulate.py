@@ -37,11 +37,11 @@ MOST_WORKERS = 100_000
 )
 @click.option(
     "--policy",
-    default="static,queue",
+    default="samepath,queue",
     show_default=True,
     metavar="LIST",
-    help="How gradients come together: static (samepath's buckets), queue (Horovod's), ddp; each "
-    "with :ring or :tree to reduce that way (static:tree).",
+    help="How gradients come together: samepath (its buckets), queue (Horovod's), ddp; each "
+    "with :ring or :tree to reduce that way (samepath:tree).",
 )
 @click.option(
     "--scaling",
@@ -111,9 +111,8 @@ def simulate(
     """
     from rich.console import Console
 
-    from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder
-    from samepath.insight.simulate.simulate import SimulationRequest, run_simulation, verdict
+    from samepath.insight.simulate import SimulationRequest, run_simulation, verdict
     from samepath.report.simulate import NOTE, PAGE, curve_table, write_simulation
 
     from_folder = Path(source).is_dir()
@@ -124,7 +123,9 @@ def simulate(
         profile=profile,
         data=data,
         keep=keep,
-        asked=Asked(batch_size=batch_size, grain_size=grain_size, threads=threads),
+        batch_size=batch_size,
+        grain_size=grain_size,
+        threads=threads,
         seconds=seconds,
         workers=() if workers is None else tuple(parse_worker_range(workers)),
         networks=tuple(dict.fromkeys(parse_list("--network", network))),

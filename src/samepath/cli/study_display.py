@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from samepath.say import say
-from samepath.study.grid import Job
-from samepath.study.runner import Watcher
+from samepath.study.runner import PlannedRun, StudyProgress
 
 QUIET_SECONDS = 30.0
 WORDS = {
@@ -21,14 +20,14 @@ WORDS = {
 }
 
 
-class StudyDisplay(Watcher):
+class StudyDisplay(StudyProgress):
     """Runs done, epochs, the most time that is left."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._progress: Progress | None = None
 
-    def begin(self, waiting: Sequence[Job], done: int) -> None:
+    def begin(self, waiting: Sequence[PlannedRun], done: int) -> None:
         self._began = self._spoke = time.monotonic()
         self._jobs, self._done = len(waiting) + done, done
         self._left = {job.folder: job.options.epochs for job in waiting}
@@ -47,7 +46,7 @@ class StudyDisplay(Watcher):
             self._all = self._progress.add_task("all runs", total=self._jobs, facts="")
             self._progress.start()
 
-    def look(self, running: Sequence[tuple[Job, int, float | None]]) -> None:
+    def look(self, running: Sequence[tuple[PlannedRun, int, float | None]]) -> None:
         self._running = {job.folder: float(epochs) for job, epochs, _ in running}
         if self._progress is None:
             if time.monotonic() - self._spoke > QUIET_SECONDS and self._jobs > 1:
@@ -71,7 +70,7 @@ class StudyDisplay(Watcher):
         )
         self._progress.refresh()
 
-    def end(self, job: Job, status: str, epochs: float, loss: float | None) -> None:
+    def end(self, job: PlannedRun, status: str, epochs: float, loss: float | None) -> None:
         self._done += 1
         self._finished_epochs += epochs
         self._left.pop(job.folder, None)

@@ -35,9 +35,9 @@ from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, meet, numbers
 from samepath.owners import owned_folder
 from samepath.recipe import find_recipe
-from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.step_times import Watch
+from samepath.timing.stopwatch import NOISE_CORES
+from samepath.timing.stopwatch_worker import BusyCores
 
 STEPS = 10
 MEASURE_SECONDS = 30.0
@@ -229,7 +229,7 @@ def _work(options: Options, request: ProfileRequest) -> Timings | None:
                 name: make_engine(name, recipe, options, session, recorder, peers.get(name), queue)
                 for name, recorder in recorders.items()
             }
-            watch = Watch()
+            watch = BusyCores()
             _take_turns(request, session, engines, recorders)
             busy_cores = watch.others(session.collective)
             return gather(session.collective, recorders, busy_cores)
