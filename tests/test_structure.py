@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "samepath"
 FLOW = [
     {"errors", "keys", "orphans", "patience", "say", "terminal", "threads", "version", "builtin"},
-    {"files"},
+    {"faults"},
+    {"files", "owners"},
     {"data"},
     {"recipe"},
     {"plan"},

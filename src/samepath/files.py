@@ -31,6 +31,7 @@ from types import UnionType
 from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from samepath.errors import UserError
+from samepath.faults import fault_point
 
 PART = ".part"
 """Ends the name of what is being written."""
@@ -41,11 +42,11 @@ LOCK_SECONDS = 5.0
 MOST_JSON = 256 << 20
 """Bytes of a JSON file: a cube folder of a million names has 100 million."""
 MOST_SHOWN = 200
-"""Characters of somebody else's text in a message of ours."""
+"""Characters of another program's text in a message of ours."""
 UNPACKED_FREELY = 1 << 30
 """Bytes that any packed file may become: an empty scan of 512 x 512 x 1000 is packed 1000 to 1."""
 UNPACKED_TIMES = 100
-"""Beyond that: so many times what is on disk."""
+"""Beyond `UNPACKED_FREELY`: so many times what is on disk."""
 
 Value = TypeVar("Value")
 
@@ -77,6 +78,7 @@ def write_atomically(
     """Replace a small file: the old or the new content, never half of one. A `private` one can be
     read by this user only."""
     data = content.encode() if isinstance(content, str) else content
+    fault_point("write", path=path, data=data)
     own_name = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if private else None
     with replaced(path, aside=own_name, sync=sync) as aside:
         opened = _open_private(aside) if private else aside.open("wb")
@@ -116,6 +118,7 @@ def make_folder(folder: Path, *, is_new: bool = False) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut."""
+    fault_point("rename", folder=folder)
     _sync(folder)
 
 
@@ -152,7 +155,7 @@ def take_lock(folder: Path) -> int | None:
 
 def try_lock(file: int | IO[Any]) -> bool:
     """Lock an open file until it is closed; False if another process has. A file system without
-    locks refuses no one."""
+    locks refuses no process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -244,7 +247,7 @@ def parse_json(content: bytes | str) -> Any:
     try:
         found = json.loads(content)
         text = content if isinstance(content, str) else content.decode("latin-1")
-        if "\\ud" in text.lower():  # perhaps half a character, which nobody can print or write
+        if "\\ud" in text.lower():  # perhaps half a character, which cannot be printed or written
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except RecursionError:
@@ -257,7 +260,7 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 
 def read_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
-    """The same of a file that must hold an object."""
+    """What a JSON file says that must hold an object."""
     content = read_json(path, most)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
@@ -336,7 +339,7 @@ def guarded(read: Callable[[], Value]) -> Value:
 
 
 def brief(words: object) -> str:
-    """Somebody else's words on one line, not too many."""
+    """Words of a file or another program on one line, not too many."""
     known = words.strerror if isinstance(words, OSError) else None
     text = " ".join(str(known or words).split())
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 4] + " ..."

@@ -17,7 +17,7 @@ import pytest
 
 from samepath.engine.checks.fingerprints import own_modules
 from samepath.engine.checks.hardware import describe_cpu, versions
-from samepath.engine.launch.machines import Machine
+from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.options import Asked, Options, recipe_of
 from samepath.engine.run.train import Request, join, train
 from samepath.engine.state.progress import RunResult
@@ -278,7 +278,7 @@ def test_who_joins_compares_too(go: Go, folder: Path) -> None:
     go(asked=Asked(steps=1))
     change(folder, status="running", start={"crew": [1, 2]}, versions=OTHER)
     with pytest.raises(UserError, match=r"trained on Intel Xeon.*add --other-hardware"):
-        join(folder / "run", Machine(workers=1))
+        join(folder / "run", MachineOffer(workers=1))
 
 
 def test_one_worker_elsewhere_is_in_run_json(folder: Path) -> None:

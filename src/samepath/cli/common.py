@@ -139,15 +139,15 @@ def machine_options(command: Command) -> Command:
 
 
 def machine_of(here: int | None, interface: str | None) -> Any:
-    """The same as a Machine."""
+    """The same as a MachineOffer."""
     from samepath.engine.comm.environment import LOOPBACK
-    from samepath.engine.launch.machines import Machine, address_of
+    from samepath.engine.elastic.machine import MachineOffer, interface_address
     from samepath.engine.run.request import available_workers
 
-    return Machine(
+    return MachineOffer(
         workers=here or available_workers(),
         interface=interface,
-        address=LOOPBACK if interface is None else address_of(interface),
+        address=LOOPBACK if interface is None else interface_address(interface),
     )
 
 

@@ -46,8 +46,8 @@ def cubes(
       samepath cubes volumes.npz --out cubes --window 0,4095
     """
     from samepath.cli.common import print_json
+    from samepath.data.formats.cubes import make_cubes
     from samepath.data.formats.cutting import CubeSettings
-    from samepath.data.formats.make_cubes import make_cubes
 
     settings = CubeSettings(side=side, mm=mm, window=_parse_window(window))
     with _progress_bar(as_json) as progress:

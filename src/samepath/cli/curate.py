@@ -132,7 +132,7 @@ def curate_itself(
     from samepath.curation.pipeline import curate as curate_request
     from samepath.curation.request import CurateRequest
     from samepath.engine.launch.reports import Interrupted
-    from samepath.report.curation_report import write_curation_report
+    from samepath.report.curation import write_curation_report
 
     request = CurateRequest(
         recipe=recipe,
@@ -173,7 +173,7 @@ def _summary(about: dict[str, Any], out: Path, page: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from samepath.report.curation_report import classes_table
+    from samepath.report.curation import classes_table
 
     console = Console()
     head, *body = classes_table(about)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,9 @@ def curvature(
       samepath curvature runs/batch-32 runs/batch-1024 --examples 1024
       samepath curvature runs/nodules-1 --epoch best --top 5
     """
-    from samepath.insight.curvature.curvature import measure_curvature
-    from samepath.insight.curvature.request import CurvatureRequest
-    from samepath.insight.curvature.result import to_json
+    from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
     from samepath.insight.folder import choose_folder
-    from samepath.report.insight_curvature import write_curvature
-    from samepath.report.insight_curvature_words import verdict
+    from samepath.report.curvature import verdict, write_curvature
 
     request = CurvatureRequest(
         runs=runs,
@@ -96,7 +94,7 @@ def curvature(
         found = measure_curvature(request, vectors=folder)
         write_curvature(folder, found, sys.argv)
     if as_json:
-        print_json(to_json(found) | {"verdict": verdict(found), "folder": str(folder)})
+        print_json(asdict(found) | {"verdict": verdict(found), "folder": str(folder)})
     else:
         _summary(found, folder)
 
@@ -105,7 +103,7 @@ def _summary(found: Any, folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from samepath.report.insight_curvature_words import CAUTION, facts_table, sample_words, verdict
+    from samepath.report.curvature import CAUTION, facts_table, sample_words, verdict
 
     console = Console()
     head, *rows = facts_table(found)

@@ -53,8 +53,8 @@ def generate(
     from rich.table import Table
 
     from samepath.cli.common import parse_epoch, print_json, stdout_kept_for_json
-    from samepath.recipes.nodules.generate import GenerateRequest
-    from samepath.recipes.nodules.generate import generate as generate_nodules
+    from samepath.recipes.nodules.generation import GenerateRequest
+    from samepath.recipes.nodules.generation import generate as generate_nodules
 
     with stdout_kept_for_json(as_json), Console(stderr=True).status("opening the run") as status:
         result = generate_nodules(

@@ -10,7 +10,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from samepath.insight.profile.worker import Watcher
+from samepath.insight.profile.profile import Watcher
 from samepath.say import say
 
 QUIET_SECONDS = 10.0

@@ -21,7 +21,7 @@ from samepath.cli.common import (
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
-    from samepath.report.study_tables import Rows
+    from samepath.report.words import Rows
     from samepath.study.results import GridStudy, Study
 
 _OF_A_RACE = (
@@ -126,7 +126,7 @@ def study(
     """
     from samepath.cli.study_display import StudyDisplay
     from samepath.engine.launch.reports import Interrupted
-    from samepath.report.study_finish import finish_study, tables_in_short
+    from samepath.report.study import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest
     from samepath.study.race import race

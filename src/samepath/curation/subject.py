@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.keep_list import examples_identity, labels_of
+from samepath.data.content import examples_identity
+from samepath.data.sources import labels_of
 from samepath.engine.run.options import training_source
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, Recipe

@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.options import Options, recipe_of, refuse_recipe
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
+from samepath.owners import owned_folder
 from samepath.timing.links import HERE, NetworkFacts, Sample, link_of
 from samepath.timing.measured import ClockFacts, MeasuredStep, step_key
 from samepath.timing.model import LEAST_GRAINS, grain_size_at

@@ -23,7 +23,6 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler, ReduceLROnPlateau
 
 from samepath.engine.comm.collective import Alone
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.session import Session, start
@@ -31,6 +30,7 @@ from samepath.engine.state.progress import Silent
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step.settings import StepResult
 from samepath.insight.advise.judge import LEAST_STEPS, next_rates, planned_rounds
+from samepath.owners import owned_folder
 from samepath.recipe import Recipe
 
 OVERRUN = 1.3

@@ -1,0 +1,82 @@
+"""Whose something is that outlives its process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samepath import owners
+
+BEYOND = 2**22 + 1
+"""Above the largest number of a process."""
+
+
+def test_this_process_lives() -> None:
+    assert re.fullmatch(owners.MARK, owners.mark())
+    assert owners.lives(owners.mark())
+
+
+def test_one_that_has_ended_does_not() -> None:
+    code = "from samepath.owners import mark; print(mark())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not owners.lives(ended.stdout.strip())
+
+
+def test_one_that_nobody_has_waited_for_does_not() -> None:
+    code = "from samepath.owners import mark; print(mark(), flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as dead:
+        assert dead.stdout is not None
+        mark = dead.stdout.readline().strip()
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{dead.pid}").exists(), "it is a zombie"
+        assert not owners.lives(mark)
+
+
+def test_another_with_the_same_number_is_another() -> None:
+    process, born, world = owners.mark().split("-")
+    assert not owners.lives(f"{process}-{int(born) + 1}-{world}")
+    assert not owners.lives(f"{BEYOND}-{born}-{world}")
+
+
+def test_what_cannot_be_seen_from_here_is_not_called_dead() -> None:
+    _, born, world = owners.mark().split("-")
+    elsewhere = f"{int(world, 16) ^ 1:08x}"
+    assert owners.lives(f"{BEYOND}-{born}-{elsewhere}"), "of another machine, or a container"
+    for strange in ("", "x", "1-2", f"{BEYOND}-{born}-{world}-more"):
+        assert owners.lives(strange)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="namespaces need root")
+def test_a_container_is_another_world() -> None:
+    code = "from samepath.owners import mark; print(mark())"
+    inner = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    ended = subprocess.run(inner, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip().split("-")[2] != owners.mark().split("-")[2]
+    assert owners.lives(ended.stdout.strip()), "who knows"
+
+
+def test_numbers_alone_are_of_an_older_samepath() -> None:
+    assert owners.lives(str(os.getpid()))
+    assert not owners.lives(str(BEYOND))
+
+
+def test_a_name_that_holds_anything() -> None:
+    """/proc gives it between brackets, unquoted."""
+    code = (
+        "from samepath import owners\n"
+        "open('/proc/self/comm', 'w').write('a) Z 1 2 (')\n"
+        "assert owners.lives(owners.mark())\n"
+        "assert owners.mark().split('-')[1] != '0'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_owned_folder_shows_it_and_goes() -> None:
+    with owners.owned_folder("kind-") as folder:
+        assert Path(folder).name.startswith(f"samepath-{owners.mark()}-kind-")
+    assert not Path(folder).exists()
