@@ -34,8 +34,8 @@ NOTE = (
 )
 HOW = (
     "Grain times are drawn from those measured here with one worker; gradients appear in the order "
-    "and at the times measured within a grain; static: buckets of a fixed layout leave as soon as "
-    "all workers have them (samepath: all_to_all and back, ddp: 25 MiB and a ring); queue: workers "
+    "and at the times measured within a grain; samepath and ddp: buckets of a fixed layout leave "
+    "as soon as all workers have them (all_to_all and back; 25 MiB and a ring); queue: workers "
     "announce gradients, and a coordinator collects them every 5 ms (Horovod before 0.21, with "
     "0.35 µs for each announcement: an assumption). Links of presets are from data sheets; workers "
     "of a node elsewhere are assumed not to slow each other down, as those here were measured to. "
@@ -174,7 +174,7 @@ def draw_simulated_scaling(
 ) -> None:
     """Efficiency and throughput to thousands of workers.
 
-    `curves` by what they are called, such as "static, 10GbE"; `measured`: with real workers.
+    `curves` by what they are called, such as "samepath, 10GbE"; `measured`: with real workers.
     """
     looks = style.series_looks(curves)
     figure = style.new_figure(8.6, 6.6, title)

@@ -119,21 +119,20 @@ def test_a_profile_of_another_recipe_is_refused(folder: Path, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
 
 
-def test_a_folder_is_simulated_without_torch(folder: Path) -> None:
+def test_a_folder_is_simulated_without_torch(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["simulate", str(folder), "--network", "1GbE,here", "--trials", "5", "--out", str(out)]
     code = (
-        "import sys\n"
-        "from samepath.insight.folder import write_finding\n"
-        "from samepath.insight.simulate import SimulationRequest, run_simulation, verdict\n"
-        "from pathlib import Path\n"
-        f"asked = SimulationRequest(source={str(folder)!r}, networks=('1GbE', 'here'),"
-        " policies=('samepath', 'queue'), trials=5)\n"
-        "found = {'verdict': verdict(run_simulation(asked, print))}\n"
-        f"folder = Path({str(folder)!r})\n"
-        "write_finding(folder, 'simulation', recipe='x', command=(), content=found)\n"
-        "assert 'torch' not in sys.modules\n"
+        "import atexit, sys\n"
+        "from samepath.cli import main\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        f"main({words})\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    versions = json.loads((folder / "simulation.json").read_text())["versions"]
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stderr.splitlines()[-1] == "False"
+    versions = json.loads((out / "simulation.json").read_text())["versions"]
     assert {"samepath", "torch", "numpy", "python"} <= versions.keys()
 
 

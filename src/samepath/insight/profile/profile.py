@@ -36,7 +36,7 @@ from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, 
 from samepath.owners import owned_folder
 from samepath.recipe import find_recipe
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.stopwatch import NOISE_CORES
+from samepath.timing.stopwatch import NOISE_CORES, measure_step
 from samepath.timing.stopwatch_worker import BusyCores
 
 STEPS = 10
@@ -150,8 +150,6 @@ def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | N
         tell(f"other processes used {found.busy_cores:.1f} cores: times may be too long")
     measured = None
     if request.measure and place.launcher == "alone":
-        from samepath.timing.stopwatch import measure_step
-
         measured = measure_step(options, seconds=MEASURE_SECONDS, tell=tell)
     elif request.measure:
         tell(f"under {place.launcher} steps are not taken apart: there is no measured.json")
@@ -229,9 +227,9 @@ def _work(options: Options, request: ProfileRequest) -> Timings | None:
                 name: make_engine(name, recipe, options, session, recorder, peers.get(name), queue)
                 for name, recorder in recorders.items()
             }
-            watch = BusyCores()
+            busy = BusyCores()
             _take_turns(request, session, engines, recorders)
-            busy_cores = watch.others(session.collective)
+            busy_cores = busy.others(session.collective)
             return gather(session.collective, recorders, busy_cores)
         finally:
             engines = {}  # they hold process groups, whose threads end with the last reference
