@@ -32,8 +32,8 @@ from samepath.cli.tensorboard import tensorboard
 from samepath.cli.train import train
 from samepath.cli.ui import ui
 from samepath.cli.verify import verify
+from samepath.console import say
 from samepath.errors import SamepathError
-from samepath.say import say
 from samepath.version import __version__
 
 # torch's libraries answer a peer that is gone with a page of C++ frames; we say it in a line

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from samepath.cli.common import (
     data_option,
+    json_option,
     keep_option,
-    parse_workers,
+    out_option,
+    parse_list,
     print_json,
     shaping_options,
     stdout_kept_for_json,
     workers_option,
 )
-from samepath.say import say
+from samepath.console import LiveWatcher, print_report, say
 
 
 @click.command()
@@ -39,7 +41,7 @@ from samepath.say import say
     default=10,
     show_default=True,
     metavar="S",
-    help="To time, of each engine, after warming up.",
+    help="Steps to time with each engine, after warming up.",
 )
 @click.option(
     "--cycle-ms",
@@ -47,7 +49,7 @@ from samepath.say import say
     default=5.0,
     show_default=True,
     metavar="MS",
-    help="Of queue and horovod: how often the coordinator is asked.",
+    help="How often queue and horovod ask the coordinator.",
 )
 @click.option(
     "--fusion-mib",
@@ -55,19 +57,17 @@ from samepath.say import say
     default=64.0,
     show_default=True,
     metavar="MIB",
-    help="Of queue and horovod: how much is packed together.",
+    help="How much queue and horovod pack together.",
 )
 @click.option("--no-measure", is_flag=True, help="Leave out measured.json (half a minute).")
 @shaping_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The folder; insight/RECIPE-profile-1."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print profile.json and nothing else.")
+@out_option("The folder; insight/RECIPE-profile-1.")
+@json_option
 def profile(
     recipe: str,
     data: str | None,
     keep: str | None,
-    num_workers: str,
+    num_workers: int | Literal["auto"],
     engines: tuple[str, ...],
     steps: int,
     cycle_ms: float,
@@ -91,8 +91,6 @@ def profile(
       samepath profile nodules -n 2 --engine samepath,ddp,queue
       samepath profile my_recipe.py -n 4 --engine queue --cycle-ms 1 --steps 30
     """
-    from samepath.cli.profile_display import ProfileDisplay
-    from samepath.cli.study import print_tables
     from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder, read_finding
     from samepath.insight.profile.profile import ProfileRequest
@@ -106,20 +104,19 @@ def profile(
         write_profile,
     )
 
-    names = [part.strip() for text in engines for part in text.split(",") if part.strip()]
     request = ProfileRequest(
         recipe=recipe,
         data=data,
         keep=keep,
-        num_workers=parse_workers(num_workers),
-        engines=tuple(names) if engines else ("samepath",),
+        num_workers=num_workers,
+        engines=tuple(parse_list("--engine", ",".join(engines))) if engines else ("samepath",),
         steps=steps,
         asked=Asked(**asked),
         queue=QueueSettings(
             cycle_seconds=cycle_ms / 1e3, fusion_bytes=round(fusion_mib * (1 << 20))
         ),
         measure=not no_measure,
-        watcher=ProfileDisplay,
+        watcher=LiveWatcher,
     )
     folder = choose_folder("profile", recipe, out)
     with stdout_kept_for_json(as_json):
@@ -130,7 +127,7 @@ def profile(
     if as_json:
         print_json({**read_finding(folder, "profile"), "folder": str(folder)})
         return 0
-    print_tables(tables_in_short(found), summary(found), page)
+    print_report(tables_in_short(found), summary(found), page)
     traces = [str(folder / trace_name(each.engine)) for each in found.timelines]
     click.echo(f"trace{'s' if len(traces) > 1 else ''}: {', '.join(traces)}; {OPEN}")
     return 0

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from samepath.console import Watcher
 from samepath.engine.run.options import Options, training_source, with_fingerprints
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
@@ -21,7 +22,6 @@ from samepath.study.batches import facts_of, judged_by, refuse_batches, train_al
 from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, look_into
 from samepath.study.results import BatchRun, BatchStudy, read_as
-from samepath.study.runner import Watcher
 
 FULL, FILTERED, RANDOM = "full", "filtered", "random"
 

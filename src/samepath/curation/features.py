@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.curation.cache import Arrays, read_arrays, write_arrays
 from samepath.curation.extractor import Extractor
 from samepath.curation.layers import INPUT, WHOLE, last_linear, no_linear, tapped
-from samepath.curation.watch import Silent, Watcher
 from samepath.data import GrainRequest, Loaders, Source, as_source, seed_everything
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.evaluation import to_device
@@ -136,7 +136,7 @@ def extract(
     folder: Path,
     *,
     num_workers: int | Literal["auto"] = "auto",
-    watcher: Callable[[], Watcher] = Silent,
+    watcher: Callable[[], Watcher] = SilentWatcher,
 ) -> Arrays:
     """Features, losses and probabilities. `folder` holds blocks until all are there."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,10 +196,11 @@ def _work(
             collate=recipe.collate,
         )
         mine = [waiting[n] for n in assign(len(waiting), session.num_workers)[session.worker]]
-        watch = watcher() if session.is_first else Silent()
+        watch = watcher() if session.is_first else SilentWatcher()
         grains_of = {n: range(n * BLOCK, _num_grains(extraction, n)) for n in mine}
         total = sum(len(grains) for grains in grains_of.values())
-        watch.begin(f"features of {extraction.num_examples} examples", total)
+        what = f"features of {extraction.num_examples} examples"
+        watch.progress(what, 0, total)
         try:
             found = _grains(extraction, recipe, model, source, grains_of, session.device)
             done = 0
@@ -208,9 +209,9 @@ def _work(
                 arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
                 write_arrays(_block(folder, number), arrays)
                 done += len(grains)
-                watch.advance(done)
+                watch.progress(what, done, total)
         finally:
-            watch.end()
+            watch.end(what)
 
 
 def _num_grains(extraction: Extraction, block: int) -> int:

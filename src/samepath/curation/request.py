@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.curation.cluster import MIN_SAMPLES
-from samepath.curation.watch import Silent, Watcher
 from samepath.engine.run.options import Options
 from samepath.engine.state.progress import Display
 from samepath.errors import UserError
@@ -52,7 +52,7 @@ class CurateRequest:
     num_components: int = 50
     perplexity: float = 30.0
     command: Sequence[str] = ()
-    watcher: Callable[[], Watcher] = Silent
+    watcher: Callable[[], Watcher] = SilentWatcher
     """Makes what a person sees; it crosses process borders."""
     display: Callable[[Options, int], Display] | None = None
     """The same for training."""

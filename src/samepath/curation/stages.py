@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.console import Watcher
 from samepath.curation.cache import Arrays, Cache, checksum
 from samepath.curation.embed import EARLY_ITERATIONS, ITERATIONS, Embedding
 from samepath.curation.extractor import weights_digest
@@ -20,7 +21,6 @@ from samepath.curation.features import Extraction, extract
 from samepath.curation.inputs import look
 from samepath.curation.reasons import NUM_NEIGHBORS, label_errors
 from samepath.curation.subject import Subject
-from samepath.curation.watch import Watcher
 
 Truths = NDArray[np.bool_]
 
@@ -74,13 +74,14 @@ def map_stage(
     }
 
     def make() -> Arrays:
-        watch.begin(f"map of {int(considered.sum())} examples", EARLY_ITERATIONS + ITERATIONS)
+        what, total = f"map of {int(considered.sum())} examples", EARLY_ITERATIONS + ITERATIONS
+        watch.progress(what, 0, total)
         try:
             embedding = Embedding(num_components=num_components, perplexity=perplexity, seed=seed)
-            embedding.fit(features[considered], watch.advance)
-            watch.advance(EARLY_ITERATIONS + ITERATIONS)
+            embedding.fit(features[considered], lambda done: watch.progress(what, done, total))
+            watch.progress(what, total, total)
         finally:
-            watch.end()
+            watch.end(what)
         places = np.empty((len(features), 2), dtype=np.float32)
         reduced = np.empty((len(features), embedding.reduced_.shape[1]), dtype=np.float32)
         places[considered], reduced[considered] = embedding.map_, embedding.reduced_

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from samepath.console import Watcher
 from samepath.engine.run.options import Options
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
@@ -18,7 +19,7 @@ from samepath.study.collect import curve_of, end_of
 from samepath.study.grid import Job
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.results import BatchRun, GridRun, GridStudy
-from samepath.study.runner import Watcher, run_jobs
+from samepath.study.runner import run_jobs
 
 METRIC = "accuracy"
 """What runs are judged by where the recipe evaluates it."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Literal, TypeAlias
 
+from samepath.console import Watcher
 from samepath.data.limits import brief, read_object
 from samepath.engine.run.options import Options
 from samepath.engine.run.request import available_workers
@@ -27,7 +28,7 @@ from samepath.study.grid import Entry, Job, race_entries
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.rates import largest_rate
 from samepath.study.results import ClockFacts, NetworkFacts, Rate, Study, Target, read_clock
-from samepath.study.runner import Watcher, run_jobs, status_of
+from samepath.study.runner import run_jobs, status_of
 from samepath.timing.clock import Clock, measure_clock, predictions
 from samepath.timing.links import HERE, parse_network
 

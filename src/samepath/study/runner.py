@@ -21,10 +21,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from samepath.console import Watcher
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked, made_of_options
 from samepath.engine.run.train import Request, train
@@ -33,6 +34,7 @@ from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.study.grid import Job
+from samepath.study.progress import JobsProgress
 from samepath.threads import threads_of_children
 
 LOOK_SECONDS = 0.5
@@ -40,21 +42,6 @@ SHARING_SECONDS = 20.0
 """A shorter run is over sooner with one worker than several have started."""
 STOP_SECONDS = 30.0
 _TAIL_BYTES = 8192
-
-
-class Watcher(Protocol):
-    """What a person sees of it."""
-
-    def begin(self, waiting: Sequence[Job], done: int) -> None: ...
-
-    def look(self, running: Sequence[tuple[Job, int, float | None]]) -> None:
-        """Now and then: every running job, its epochs and its last validation loss."""
-
-    def end(self, job: Job, status: str, epochs: float, loss: float | None) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -101,7 +88,7 @@ def run_jobs(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["samepath.engine.run.train", "torch._inductor.config"])
     running: list[_Running] = []
-    watcher.begin(waiting, len(jobs) - len(waiting))
+    shown = JobsProgress(watcher, waiting, len(jobs) - len(waiting))
     try:
         with threads_of_children(1), stop_signals() as asked:  # runs set the plan's themselves
             while waiting or running:
@@ -123,10 +110,10 @@ def run_jobs(
                 wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
                 if asked():
                     raise Interrupted(asked())
-                watcher.look([(each.job, *_progress(study, each.job)) for each in running])
+                shown.look([(each.job, *_progress(study, each.job)) for each in running])
                 for each in [each for each in running if not each.process.is_alive()]:
                     running.remove(each)
-                    _finish(each, study, watcher)
+                    _finish(each, study, shown)
     finally:
         _stop(running)
         watcher.close()
@@ -146,7 +133,7 @@ def _start(context: Any, job: Job, request: Request, slots: list[int]) -> _Runni
     return _Running(job, process, words, slots)
 
 
-def _finish(each: _Running, study: Path, watcher: Watcher) -> None:
+def _finish(each: _Running, study: Path, shown: JobsProgress) -> None:
     """A process has ended: well, or with words of its own, or without."""
     code = each.process.exitcode
     status = status_of(study, each.job)
@@ -156,7 +143,7 @@ def _finish(each: _Running, study: Path, watcher: Watcher) -> None:
     if status is None:
         raise WorkerFailed(f"{each.job.label}: its process ended with code {code}")
     result = RunFolder(study / each.job.folder).read()["result"]
-    watcher.end(each.job, status, result["epochs"], result["valid_loss"])
+    shown.end(each.job, status, result["epochs"], result["valid_loss"])
 
 
 def _stop(running: Sequence[_Running]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from samepath.console import Patience, say
 from samepath.data.formats.cube_folder import ABOUT, FORMAT, open_cubes
 from samepath.data.formats.cutting import CubeSettings
 from samepath.data.formats.listing import Volumes
@@ -24,8 +25,6 @@ from samepath.data.formats.make_cubes import Report, run_job
 from samepath.data.formats.tables import files_below
 from samepath.data.limits import open_plain, read_object
 from samepath.errors import UserError
-from samepath.patience import Patience
-from samepath.say import say
 
 WAIT_SECONDS = 3600.0
 """For somebody else's cubes."""

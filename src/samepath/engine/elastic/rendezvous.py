@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from samepath.console import Patience
 from samepath.engine.comm.environment import LOOPBACK
 from samepath.engine.elastic.signed_store import (
     LeaderLost,
@@ -33,7 +34,6 @@ from samepath.engine.elastic.signed_store import (
     open_store,
     reach_store,
 )
-from samepath.patience import Patience
 
 FINISHED = "finished"
 """Why a meeting is over when all went well."""

@@ -28,6 +28,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from samepath.console import drop_closed_outputs, not_ignored, say
 from samepath.engine.elastic import heartbeat as pulse
 from samepath.engine.elastic.rendezvous import FINISHED, Crew, Meeting
 from samepath.engine.launch.agent import CAUSE_SECONDS, SIGNALS, Agent, Elastic
@@ -36,8 +37,6 @@ from samepath.engine.launch.owners import owned_folder
 from samepath.engine.launch.reports import Interrupted, Report, read_reports
 from samepath.errors import SamepathError, WorkerFailed
 from samepath.orphans import die_with_launcher
-from samepath.say import say
-from samepath.terminal import let_go_of_closed, to_be_heard
 from samepath.threads import threads_of_children
 
 SHUTDOWN_SECONDS = 30
@@ -140,14 +139,14 @@ def _make_room_for_sockets() -> None:
 def _signals_heard() -> Iterator[None]:
     """Signals stop what is done here (workers are told, and have time to save); those that come
     later are answered as before."""
-    before = {number: signal.getsignal(number) for number in to_be_heard(SIGNALS)}
+    before = {number: signal.getsignal(number) for number in not_ignored(SIGNALS)}
     in_main_thread = threading.current_thread() is threading.main_thread()  # only there any are
     hung_up = False
 
     def hear(number: int, frame: FrameType | None) -> None:
         nonlocal hung_up
         if number == signal.SIGHUP:
-            let_go_of_closed()
+            drop_closed_outputs()
             if hung_up:  # a shell and the kernel both tell; workers are saving by now
                 return
             hung_up = True

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from samepath.console import Patience, WaitedTooLong
 from samepath.engine.comm.collective import machine_name
 from samepath.engine.comm.environment import LOOPBACK
 from samepath.engine.elastic.rendezvous import (
@@ -39,7 +40,6 @@ from samepath.engine.launch.owners import owned_folder
 from samepath.engine.state.folder_lock import is_locked
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError, WorkerFailed
-from samepath.patience import Patience, WaitedTooLong
 
 MEETING = "meeting.json"
 SETTLE_SECONDS = 1.0

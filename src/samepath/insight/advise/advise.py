@@ -11,8 +11,8 @@ import math
 import re
 import time
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from samepath.console import Watcher
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
@@ -56,17 +56,6 @@ class AdviseRequest:
     command: tuple[str, ...] = ()
 
 
-class Watcher(Protocol):
-    """What a person sees of it."""
-
-    def begin(self, what: str, seconds: float) -> None:
-        """A part, and about how long it takes."""
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredStep]:
     """Measure for as long as was said, and reason."""
     began = time.perf_counter()
@@ -83,7 +72,8 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
     seconds = {part: 60.0 * request.minutes * share for part, share in SHARES.items()}
     took: dict[str, float] = {}
     try:
-        watcher.begin("timing grains, updates and reductions", seconds["step"])
+        part = f"timing grains, updates and reductions, about {seconds['step']:.0f} s"
+        watcher.progress(part, 0, None)
         try:
             measured = measure_step(options, seconds=seconds["step"], tell=tell)
         except UserError as error:
@@ -91,7 +81,9 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
         took["step_seconds"] = time.perf_counter() - began
         seconds = what_is_left(seconds, took["step_seconds"])
         task = plan_runs(request, options, measured, recipe_rate, seconds)
-        watcher.begin("trying learning rates and training", seconds["rates"] + seconds["noise"])
+        watcher.end(part)
+        runs_seconds = seconds["rates"] + seconds["noise"]
+        watcher.progress(f"trying learning rates and training, about {runs_seconds:.0f} s", 0, None)
         found = short_runs(task)
     finally:
         watcher.close()

@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.data import as_source
 from samepath.engine.run.session import Session, start
 from samepath.engine.state.reopen import ReopenedRun, reopen
@@ -26,7 +28,7 @@ from samepath.errors import UserError
 from samepath.insight.curvature.hessian import SampleLoss, choose_sample, trained, unflatten
 from samepath.insight.curvature.lanczos import top_eigenpairs
 from samepath.insight.curvature.landscape import filter_normalised, line, plane, rise
-from samepath.insight.curvature.request import CurvatureRequest, Show, silence
+from samepath.insight.curvature.request import CurvatureRequest
 from samepath.insight.curvature.result import RunCurvature
 from samepath.insight.curvature.trace import estimate_trace
 from samepath.keys import key
@@ -41,12 +43,12 @@ MOST_PRODUCTS = 400
 def work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path) -> None:
     """One worker's part; the first leaves what was found in the folder."""
     with start(seed=request.seed, threads=threads) as session:
-        show = request.show() if session.is_first else silence()
+        watcher = request.watcher() if session.is_first else SilentWatcher()
         names = names_of(request.runs)
-        for number, path in enumerate(request.runs):
-            _measure(
-                session, request, grain_size, reopen(path), names[number], show, folder, number
-            )
+        with closing(watcher):
+            for number, path in enumerate(request.runs):
+                run, name = reopen(path), names[number]
+                _measure(session, request, grain_size, run, name, watcher, folder, number)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -61,7 +63,7 @@ def _measure(
     grain_size: int,
     run: ReopenedRun,
     name: str,
-    show: Show,
+    watcher: Watcher,
     folder: Path,
     number: int,
 ) -> None:
@@ -98,7 +100,7 @@ def _measure(
         loss.serve()
         return
     with loss:
-        found, vectors = _explore(loss, request, name, show)
+        found, vectors = _explore(loss, request, name, watcher)
     result = RunCurvature(
         name=name,
         path=str(run.folder.path),
@@ -123,9 +125,15 @@ def _measure(
 
 
 def _explore(
-    loss: SampleLoss, request: CurvatureRequest, name: str, show: Show
+    loss: SampleLoss, request: CurvatureRequest, name: str, watcher: Watcher
 ) -> tuple[dict[str, Any], Tensor]:
     """What the leading worker asks of the loss: fields of RunCurvature, and eigenvectors."""
+
+    def show(part: str, done: int, expected: int) -> None:
+        watcher.progress(f"{name}: {part}", done, expected)
+        if done >= expected:
+            watcher.end(f"{name}: {part}")
+
     home, seed = loss.weights, request.seed
     at_home = loss.loss_at(home)
     if not math.isfinite(at_home):
@@ -141,7 +149,7 @@ def _explore(
             begin,
             request.top,
             most_products=MOST_PRODUCTS,
-            tell=lambda done, expected: show(f"{name}: eigenvalues", done, expected),
+            tell=lambda done, expected: show("eigenvalues", done, expected),
         )
     except FloatingPointError:
         raise UserError(
@@ -152,7 +160,7 @@ def _explore(
         loss.product,
         pairs,
         seed=seed,
-        tell=lambda done, expected: show(f"{name}: trace", done, expected),
+        tell=lambda done, expected: show("trace", done, expected),
     )
     points, fine, coarse = 0, request.grid, request.plane_grid
     num_planes = 1 + (len(pairs.vectors) > 1)
@@ -162,7 +170,7 @@ def _explore(
         nonlocal points
         points += 1
         value = loss.loss_at(weights)
-        show(f"{name}: landscape", points, expected)
+        show("landscape", points, expected)
         return value
 
     parameters, far = trained(loss.model), request.radius

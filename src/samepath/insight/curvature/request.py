@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.engine.state.weights import Epoch
 from samepath.errors import UserError
-
-Show = Callable[[str, int, int], None]
-"""Told what is being done, how much of it, and about how much it will be."""
-
-
-def _silent(what: str, done: int, expected: int) -> None:
-    """Shows nothing."""
-
-
-def silence() -> Show:
-    return _silent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +31,7 @@ class CurvatureRequest:
     """Weights kept after so many epochs, or at a run's best; the newest when not given."""
     seed: int = 0
     save_vectors: bool = False
-    show: Callable[[], Show] = field(default=silence)
+    watcher: Callable[[], Watcher] = SilentWatcher
     """Makes, in the worker that leads, what shows progress; must pickle."""
 
     def __post_init__(self) -> None:

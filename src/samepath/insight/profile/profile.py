@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.engine.comm.environment import read_place
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.owners import owned_folder
@@ -25,7 +26,7 @@ from samepath.errors import UserError
 from samepath.insight.profile.engines import ENGINES
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.timeline import Numbers, Timeline, numbers
-from samepath.insight.profile.worker import Found, Job, Watcher, from_json, launched, work
+from samepath.insight.profile.worker import Found, Job, from_json, launched, work
 from samepath.recipe import find_recipe
 from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
@@ -51,7 +52,7 @@ class ProfileRequest:
     """Of the engines `queue` and `horovod`."""
     measure: bool = True
     """Take a step apart as well, so that it can be simulated."""
-    watcher: Callable[[], Watcher] | None = None
+    watcher: Callable[[], Watcher] = SilentWatcher
     """Makes what worker 0 shows; must pickle."""
 
 

@@ -13,10 +13,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.engine.comm.collective import Collective, machine_name
 from samepath.engine.comm.peers import Peers
 from samepath.engine.run.options import Options, recipe_of
@@ -40,14 +41,6 @@ BARRIERS = 25
 ONE_CLOCK = "one machine: its workers share a clock"
 
 
-class Watcher(Protocol):
-    """What a person sees of it; lives on worker 0."""
-
-    def step(self, engine: str, done: int, all_steps: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What workers are told to do."""
@@ -57,8 +50,8 @@ class Job:
     steps: int
     """To time, of each engine."""
     queue: QueueSettings
-    watcher: Callable[[], Watcher] | None = None
-    """Makes one; must pickle."""
+    watcher: Callable[[], Watcher] = SilentWatcher
+    """Makes, on worker 0, what shows progress; must pickle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +105,7 @@ def take_turns(
     job: Job, session: Session, engines: Mapping[str, Engine], recorders: Mapping[str, Recorder]
 ) -> None:
     """All steps of all engines."""
-    watcher = job.watcher() if job.watcher is not None and session.is_first else None
+    watcher = job.watcher() if session.is_first else SilentWatcher()
     all_turns = turns(job.steps, several=len(engines) > 1)
     all_steps = sum(map(len, all_turns)) * len(engines)
     done = 0
@@ -124,11 +117,10 @@ def take_turns(
                     for step in turn:
                         take_step(engines[name], recorders[name], step)
                         done += 1
-                        if watcher is not None:
-                            watcher.step(name, done, all_steps)
+                        facts = f"step {done} of {all_steps}: {name}"
+                        watcher.progress("profiling", done, all_steps, facts)
     finally:
-        if watcher is not None:
-            watcher.close()
+        watcher.close()
 
 
 def turns(steps: int, *, several: bool) -> list[list[int | None]]:
