@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samepath.data import TensorSource
 from samepath.engine.comm.collective import Collective
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Settings
-from samepath.engine.step.trainer import Trainer
 from samepath.recipe import find_recipe
 from samepath.recipes.resnet import ResNet
 

@@ -29,7 +29,7 @@ from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Asked, resolve
 from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
-from samepath.engine.step import trainer as engine
+from samepath.engine.step import step as engine
 from samepath.recipe import find_recipe
 from samepath.timing.clock import machine
 
@@ -73,8 +73,8 @@ def cost(name: str) -> dict[str, Any]:
 
 def truth(run: Path) -> dict[str, float]:
     """At the run's last weights: from single examples, one backward pass each; and from steps."""
+    from samepath.engine.noise_scale import NoiseScale
     from samepath.engine.state.reopen import reopen
-    from samepath.engine.step.noise_scale import NoiseScale
 
     reopened = reopen(run)
     model, _ = reopened.model()

@@ -40,8 +40,9 @@ from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Asked, resolve
 from samepath.engine.run.session import start
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Pace
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.step.step import Stepper
 from samepath.recipe import find_recipe
 
 HERE = Path(__file__).parent
@@ -162,7 +163,7 @@ class Timed(LastStep):
     seconds = 0.0
 
     @contextmanager
-    def around_update(self, trainer: Trainer, pace: Pace) -> Iterator[None]:
+    def around_update(self, trainer: Stepper, pace: Pace) -> Iterator[None]:
         began = time.perf_counter()
         with super().around_update(trainer, pace):
             self.seconds += time.perf_counter() - began
@@ -170,7 +171,7 @@ class Timed(LastStep):
             began = time.perf_counter()
         self.seconds += time.perf_counter() - began
 
-    def keep(self, trainer: Trainer, progress: dict[str, Any], *, is_one_update: bool) -> None:
+    def keep(self, trainer: Stepper, progress: dict[str, Any], *, is_one_update: bool) -> None:
         began = time.perf_counter()
         super().keep(trainer, progress, is_one_update=is_one_update)
         self.seconds += time.perf_counter() - began
@@ -192,7 +193,7 @@ def keep_steps(out: str) -> None:
 
         recipe = replace(found.recipe, valid=None, target=None)
         options = replace(options, target=None)
-        Run(recipe, options, session, None, after_step=after_step, keeps=kept, elastic=True).go()
+        Run(recipe, options, session, None, after_step=after_step, memory=kept, elastic=True).go()
         seconds = time.perf_counter() - began
         if session.is_first:
             Path(out).write_text(json.dumps([seconds, kept.seconds]))

@@ -25,7 +25,7 @@ from samepath.engine.checks.replicas import EVERY, is_due
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Asked, resolve
-from samepath.engine.step import trainer as engine
+from samepath.engine.step import step as engine
 from samepath.recipe import find_recipe
 from samepath.timing.clock import machine
 

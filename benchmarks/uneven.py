@@ -32,8 +32,8 @@ from contestants import Step
 from engine import Times, alternate
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session, start
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.balance import EVERY, FIRST
-from samepath.engine.step.trainer import Trainer
 from samepath.plan import assign
 from samepath.recipe import Recipe, find_recipe
 
@@ -64,7 +64,7 @@ def measure(session: Session, data: str | None, grain: int, rounds: int) -> dict
             step()
     same_bits = len({trainer.digest() for trainer, _ in made.values()}) == 1
     times = alternate(session, {name: step for name, (_, step) in made.items()}, rounds)
-    costs = made[FOLLOWING][0].speeds.costs
+    costs = made[FOLLOWING][0].balance.costs
     runs = assign(-(-recipe.batch_size // grain), session.num_workers, costs)
     return {"seconds": times, "same bits": same_bits, "grains": [len(run) for run in runs]}
 

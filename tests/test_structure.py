@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "samepath"
 FLOW = [
     {"console", "errors", "keys", "orphans", "threads", "version", "builtin"},
+    {"files"},
     {"data"},
     {"recipe"},
     {"plan"},
@@ -83,8 +84,8 @@ def stage_of(name: str) -> str | None:
 
 def test_there_is_something_to_look_at() -> None:
     assert len(MODULES) > 30
-    assert "samepath.engine.step.trainer.Trainer" not in everywhere("samepath.plan.tree")
-    assert "samepath.plan.Plan" in everywhere("samepath.engine.step.trainer")
+    assert "samepath.engine.run.trainer.Trainer" not in everywhere("samepath.plan.tree")
+    assert "samepath.plan.Plan" in everywhere("samepath.engine.run.trainer")
 
 
 @pytest.mark.parametrize(

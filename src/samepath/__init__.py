@@ -12,9 +12,9 @@ from samepath.version import __version__
 
 if TYPE_CHECKING:
     from samepath.data import Draws as Draws
+    from samepath.engine.noise_scale import NoiseScale as NoiseScale
     from samepath.engine.run.session import Session as Session
     from samepath.engine.run.session import start as start
-    from samepath.engine.step.noise_scale import NoiseScale as NoiseScale
     from samepath.recipe import Recipe as Recipe
     from samepath.strategies import Choice as Choice
     from samepath.strategies import Moment as Moment
@@ -24,7 +24,7 @@ _HOMES = {
     "Choice": "samepath.strategies",
     "Draws": "samepath.data",
     "Moment": "samepath.strategies",
-    "NoiseScale": "samepath.engine.step.noise_scale",
+    "NoiseScale": "samepath.engine.noise_scale",
     "Recipe": "samepath.recipe",
     "Session": "samepath.engine.run.session",
     "register_strategy": "samepath.strategies",

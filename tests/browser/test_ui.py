@@ -14,7 +14,7 @@ from explorer_pages import OpenPage, until
 from playwright.sync_api import Browser, Page
 from ui_folders import make_finding, make_run, metrics_lines, serving_ui
 
-from samepath.engine.state.folder_lock import lock_folder
+from samepath.files import lock_folder
 
 PNG = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"

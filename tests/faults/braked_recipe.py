@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samepath import Recipe
+from samepath import Recipe, files
 from samepath.engine.state import checkpoint
 
 TINY = runpy.run_path(str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py"))
@@ -26,20 +26,20 @@ FOLDER = Path(os.environ["BRAKE_FOLDER"]) if "BRAKE_FOLDER" in os.environ else N
 _has_said_so = False
 
 
-def only_with_room(name: str) -> None:
-    write = getattr(checkpoint, name)
+def only_with_room(owner: Any, name: str) -> None:
+    write = getattr(owner, name)
 
     def refuse_if_full(*given: Any) -> Any:
         if FOLDER is not None and (FOLDER / "full").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(*given)
 
-    setattr(checkpoint, name, refuse_if_full)
+    setattr(owner, name, refuse_if_full)
 
 
 if "SAMEPATH_STORE" in os.environ:  # a worker
-    only_with_room("write_tensors")
-    only_with_room("write_atomically")
+    only_with_room(checkpoint, "write_tensors")
+    only_with_room(files, "write_atomically")
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from elastic_runs import SAMEPATH, children, ended, lines, num_lines, workers_of
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.run.train import train
-from samepath.engine.state.folder_lock import LOCK
+from samepath.files import LOCK
 
 RECIPE = Path(__file__).parent / "braked_recipe.py"
 PATIENCE_SECONDS = 120.0

@@ -24,16 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samepath import Recipe
+from samepath import Recipe, files
 from samepath.engine.comm.collective import NetworkBucket
 from samepath.engine.comm.shared_memory import SharedBucket
 from samepath.engine.elastic import ring as copies
 from samepath.engine.elastic import step_memory as last_step
 from samepath.engine.run import loop
 from samepath.engine.run.session import Session
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state import checkpoint
 from samepath.engine.state.metrics_log import Lines
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import UserError
 
 HERE = Path(__file__).parent
@@ -163,8 +163,8 @@ if WORKER is not None:
     around(NetworkBucket, "return_chunk", before=lambda *_: point("reduction"))
     around(Lines, "flush", before=write_half_a_line)
     around(checkpoint, "write_tensors", after=cut_off)
-    around(checkpoint, "write_atomically", before=write_half)
-    around(checkpoint, "sync_folder", before=renamed)
+    around(files, "write_atomically", before=write_half)
+    around(files, "sync_folder", before=renamed)
     around(copies, "_page_sums", before=half_copied)
     around(copies.Copies, "take_back", after=lambda *_: point("taken back"))
     around(

@@ -20,8 +20,8 @@ from torch.utils.data import Dataset
 
 from samepath import Draws
 from samepath.engine.run.session import Session
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.state import digest, state_of
-from samepath.engine.step.trainer import Trainer
 
 NUM_EXAMPLES = 44
 

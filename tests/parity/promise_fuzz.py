@@ -33,8 +33,8 @@ from torch.utils.data import Dataset
 
 from samepath.data import Draws, seed_everything
 from samepath.engine.run.session import Session, start
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Pace
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import Diverged, UserError
 from samepath.plan import epoch_order
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session, start
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Pace
-from samepath.engine.step.trainer import Trainer
 
 LAGS = (0, 1, 3)
 STEPS, FROZEN = 14, range(4, 9)

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from samepath.engine.checks.fingerprints import own_modules
 from samepath.engine.checks.hardware import describe_cpu, versions
-from samepath.engine.checks.own_modules import own_modules
 from samepath.engine.launch.machines import Machine
 from samepath.engine.run.options import Asked, Options, recipe_of
 from samepath.engine.run.train import Request, join, train

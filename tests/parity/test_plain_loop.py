@@ -21,7 +21,7 @@ from samepath import start
 from samepath.data import seed_everything
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.run.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import epoch_order
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from samepath.engine.elastic.recover import recover
 from samepath.engine.elastic.step_memory import LastStep, newest
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.checkpoint import list_checkpoints, save
 from samepath.engine.state.state import state_of
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import CheckpointDamaged
 
 RUN = "a" * 32
@@ -70,7 +71,11 @@ def body(
                 found[link] = [str(error).replace(str(disk), "it")]
                 continue
             same = second.digest() == digests[second.step_number]
-            found[link] = [recovered, second.step_number, same, len(notes)]
+            where = recovered and [
+                recovered.step if recovered.from_disk else -1,
+                recovered.progress,
+            ]
+            found[link] = [where, second.step_number, same, len(notes)]
     (Path(folder) / f"worker-{worker}.json").write_text(json.dumps(found))
 
 
@@ -136,21 +141,24 @@ def hand_out(folder: str, logged: int) -> None:
     copies.MEMORY.mkdir()
     with samepath.start() as session:
         first = strided(session)
-        first.keeps = LastStep(RUN, Path(folder), pytest.fail)
+        memory = LastStep(RUN, Path(folder), pytest.fail)
+        first.around_update = partial(memory.around_update, first)
         digests = {}
         for share in first.batches(torch.arange(24 * 48.0).view(24, 3, 4, 4) / 999, 0):
             first.step(share)
-            first.keeps.keep(first, {"lines": first.step_number}, is_one_update=True)
+            memory.keep(first, {"lines": first.step_number}, is_one_update=True)
             digests[first.step_number] = first.digest()
         if worker != 1:
-            first.keeps.close()
+            memory.close()
         trail = newest(RUN)
         assert (trail is not None and len(trail.changes) == 3) == (worker == 1)
         session.collective.agree(True)
         second = strided(session)
         disk = Path(folder) / "none"
         found = recover(second, RUN, disk, pytest.fail, num_lines=lambda: logged)
-        assert found == (-1, {"lines": logged})
+        assert found is not None
+        assert not found.from_disk
+        assert found.progress == {"lines": logged}
         same = second.digest() == digests[logged] and second.step_number == logged
         (Path(folder) / f"worker-{worker}.json").write_text(json.dumps(same))
 

@@ -27,9 +27,9 @@ from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.session import Session
 from samepath.engine.run.train import Request, train
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.progress import Silent
 from samepath.engine.step.settings import StepResult
-from samepath.engine.step.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import epoch_order
 from samepath.recipe import FoundRecipe
@@ -146,7 +146,7 @@ def by_samepath(
 
     def after_step(trainer: Trainer) -> None:
         now = everything(trainer.model)
-        if trainer.step_number > len(trainer.underway):  # an update was made
+        if trainer.step_number > len(trainer.pending):  # an update was made
             path.append(now)
         if len(path) == updates:
             raise Enough

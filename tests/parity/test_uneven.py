@@ -22,7 +22,7 @@ from launches import Everything, launch_at
 from torch import Tensor, nn
 
 from samepath.engine.run.session import Link, Session, start
-from samepath.engine.step.balance import EVERY, FIRST, Speeds, Told
+from samepath.engine.step.balance import EVERY, FIRST, Balance, WorkerTimes
 from samepath.engine.step.settings import Pace
 from samepath.plan import assign
 
@@ -60,7 +60,7 @@ EVEN: dict[str, Callable[[Session], Case]] = {
 }
 
 
-class MadeUp(Speeds):
+class MadeUp(Balance):
     """What workers say of their times is replaced: one takes three times as long as the others."""
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class MadeUp(Speeds):
         self.steps = 0
         self._before = 0.0
 
-    def learn(self, told: Sequence[Told], num_grains: int) -> None:
+    def learn(self, told: Sequence[WorkerTimes], num_grains: int) -> None:
         slow = 1 if self.steps < TURN else 0
         self.steps += 1
         runs = assign(num_grains, len(told), self.costs)
         assert [t.grain_seconds > 0.0 for t in told] == [len(run) > 0 for run in runs]
         seconds = [3.0 if worker == slow else 1.0 for worker in range(len(told))]
         pairs = list(zip(runs, seconds, strict=True))
-        said = [Told(each if run else 0.0, self._before) for run, each in pairs]
+        said = [WorkerTimes(each if run else 0.0, self._before) for run, each in pairs]
         self._before = max(len(run) * each for run, each in pairs)
         super().learn(said, num_grains)
 
@@ -87,7 +87,7 @@ def train(
     torch.manual_seed(5)
     ready = make(session)
     trainer = ready.trainer
-    trainer.speeds = MadeUp()
+    trainer.balance = MadeUp()
     source = trainer.source(ready.data)
     bits: list[str] = []
     costs: list[tuple[int, ...]] = []
@@ -96,7 +96,7 @@ def train(
     trainer.watch = lambda point, grain, value: points.append(point)
     for share in trainer.stream(source, 0, steps):
         points.clear()
-        costs.append(trainer.speeds.costs)
+        costs.append(trainer.balance.costs)
         if ready.before_step is not None:
             ready.before_step(trainer.step_number)
         for result in trainer.advance(share, Pace(lag=lag)):
@@ -123,10 +123,10 @@ def slowed(session: Session, folder: Path) -> dict[str, Any]:
     costs = []
     for share in first.stream(first.source(vectors()), 0, TURN):
         first.step(share)
-        costs.append(first.speeds.costs)
+        costs.append(first.balance.costs)
     first.save(folder)
     assert second.resume(folder)
-    return {"costs": costs, "digest": second.digest(), "resumed": second.speeds.costs}
+    return {"costs": costs, "digest": second.digest(), "resumed": second.balance.costs}
 
 
 def run_all(link: Link, folder: str) -> None:

@@ -451,7 +451,7 @@ def test_every_result_says_modelled() -> None:
 def test_buckets_are_filled_as_the_engine_does() -> None:
     import torch
 
-    from samepath.engine.step.gradients import lay_out
+    from samepath.engine.comm.tree_sum import lay_out
 
     sizes = (16, 160, 320, 16, 640, 32)
     tensors = [torch.empty(size, dtype=torch.float32) for size in sizes]

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from samepath.data.limits import brief, read_tensors
-from samepath.engine.state.checkpoint import sync_folder
+from samepath.files import brief, read_tensors, replaced
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
@@ -40,12 +39,10 @@ def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
 def write_arrays(path: Path, arrays: Arrays) -> str:
     """Write arrays all or nothing, with their checksum; the checksum."""
     found = checksum(arrays)
-    aside = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    save_file(whole, aside, metadata={"checksum": found})
-    aside.replace(path)
-    sync_folder(path.parent)
+    with replaced(path) as aside:
+        save_file(whole, aside, metadata={"checksum": found})
     return found
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from samepath.data import seed_everything
-from samepath.data.limits import brief, read_tensors
 from samepath.engine.state.reopen import look_at
 from samepath.engine.state.state import State, digest
 from samepath.errors import UserError
+from samepath.files import brief, read_tensors
 from samepath.keys import key
 from samepath.recipe import FoundRecipe, Recipe, where
 

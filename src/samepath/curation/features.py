@@ -27,8 +27,8 @@ from samepath.curation.cache import Arrays, read_arrays, write_arrays
 from samepath.curation.extractor import Extractor
 from samepath.curation.layers import INPUT, WHOLE, last_linear, no_linear, tapped
 from samepath.data import GrainRequest, Loaders, Source, as_source, seed_everything
+from samepath.engine.comm.tensors import to_device
 from samepath.engine.launch.launch import launch
-from samepath.engine.run.evaluation import to_device
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import start
 from samepath.errors import UserError

@@ -7,7 +7,6 @@ keep.csv that somebody has changed is not written over; every file is replaced w
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,11 +14,17 @@ from typing import Any
 
 from samepath.curation.cache import Arrays, checksum, write_arrays
 from samepath.data.keep_list import KeepList, write_keep_list
-from samepath.data.limits import brief, open_plain, opened_tensors, read_object
-from samepath.engine.state.checkpoint import write_atomically
-from samepath.engine.state.folder_lock import is_empty, lock_folder
 from samepath.engine.state.run_folder import finite, make_folder
 from samepath.errors import UserError
+from samepath.files import (
+    brief,
+    content_hash,
+    is_empty,
+    lock_folder,
+    opened_tensors,
+    read_object,
+    write_atomically,
+)
 
 ABOUT = "curation.json"
 KEEP = "keep.csv"
@@ -104,8 +109,7 @@ class CurationFolder:
 
 def _sha256(path: Path) -> str:
     try:
-        with open_plain(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return content_hash(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); give another --out") from None
 

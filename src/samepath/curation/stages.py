@@ -5,7 +5,6 @@ In: a subject, settings, a cache. Out: arrays. What a stage depends on is said w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from samepath.curation.features import Extraction, extract
 from samepath.curation.inputs import look
 from samepath.curation.reasons import NUM_NEIGHBORS, label_errors
 from samepath.curation.subject import Subject
+from samepath.files import content_hash
 
 Truths = NDArray[np.bool_]
 
@@ -39,7 +39,7 @@ def features_stage(
     depends_on = {
         **subject.origin,
         "weights": weights_digest(model),
-        "extractor": file and hashlib.sha256(Path(file).read_bytes()).hexdigest(),
+        "extractor": file and content_hash(Path(file)),
         "layer": extraction.layer,
         "head": extraction.head,
         "grain_size": extraction.grain_size,

@@ -8,7 +8,6 @@ files inside the folder and nothing else.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import hashlib
 import http.client
@@ -27,8 +26,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
-from samepath.data.limits import brief
 from samepath.errors import SamepathError, UserError
+from samepath.files import brief, try_lock
 
 Progress = Callable[[int, int], None]
 """progress(bytes that are there, bytes in all)"""
@@ -123,10 +122,8 @@ def _refuse_part(archive: Archive, folder: Path) -> None:
 def _opened_alone(path: Path) -> Iterator[IO[bytes]]:
     """A file to go on writing, by one process at a time."""
     with path.open("a+b", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path} is being downloaded by another process; wait for it") from None
+        if not try_lock(file):
+            raise UserError(f"{path} is being downloaded by another process; wait for it")
         yield file
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from samepath.data.limits import open_plain, size_of
 from samepath.errors import UserError
+from samepath.files import open_plain, size_of
 
 _EDGE = 1 << 20
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from numpy.typing import NDArray
 
 from samepath.data.examples import examples_identity, labels_of
 from samepath.data.formats.tables import read_table
-from samepath.data.limits import brief
 from samepath.errors import UserError
+from samepath.files import brief, replaced
 
 __all__ = ["KeepList", "examples_identity", "labels_of", "read_keep_list", "write_keep_list"]
 
@@ -131,17 +130,15 @@ def write_keep_list(path: Path, keep_list: KeepList, *, overwrite: bool = False)
     assert tuple(columns) == COLUMNS
     if keep_list.notes is not None:
         columns["note"] = keep_list.notes
-    aside = path.with_name(path.name + ".part")
     try:
-        with aside.open("w", newline="", encoding="utf-8") as file:
+        with (
+            replaced(path) as aside,
+            aside.open("w", newline="", encoding="utf-8") as file,
+        ):
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows(zip(*columns.values(), strict=True))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written ({error.strerror}); give another path") from None
 
 

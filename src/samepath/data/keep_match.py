@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from samepath.data.examples import Collate, examples_identity, in_memory, labels_of
 from samepath.data.keep_list import KeepList
-from samepath.data.limits import brief, read_object
 from samepath.data.sources import Data, as_source
 from samepath.errors import UserError
+from samepath.files import brief, read_object
 
 ABOUT = "curation.json"
 _LOOKED_AT = 64

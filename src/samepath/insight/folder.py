@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from samepath.data.limits import brief, read_object
 from samepath.engine.checks.hardware import versions
-from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import finite, make_folder
 from samepath.errors import UserError
+from samepath.files import brief, read_object, write_atomically
 from samepath.study.results import read_as
 
 Kind: TypeAlias = Literal["advice", "profile", "curvature", "simulation"]

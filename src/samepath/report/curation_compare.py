@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Comparison, to_json
-from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import finite
+from samepath.files import write_atomically
 from samepath.report.page import Section, write_page
 from samepath.report.sheet import save_figure
 from samepath.report.study_style import (

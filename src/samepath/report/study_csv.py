@@ -11,7 +11,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.state.checkpoint import write_atomically
+from samepath.files import write_atomically
 from samepath.study.results import Epoch, GridRun, GridStudy, RunRecord, Study
 
 _RACE = (

@@ -9,8 +9,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import finite
+from samepath.files import write_atomically
 from samepath.report.study_grid import grid_verdict
 from samepath.report.study_report import write_report
 from samepath.report.study_tables import (

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samepath.data import as_source
-from samepath.data.limits import brief, read_object
 from samepath.engine.checks.fingerprints import refuse_others
 from samepath.engine.checks.hardware import versions
 from samepath.engine.run.options import (
@@ -27,10 +26,9 @@ from samepath.engine.run.options import (
     resolve,
     with_fingerprints,
 )
-from samepath.engine.state.checkpoint import write_atomically
-from samepath.engine.state.folder_lock import is_empty, lock_folder
 from samepath.engine.state.run_folder import make_folder
 from samepath.errors import UserError
+from samepath.files import brief, is_empty, lock_folder, read_object, write_atomically
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.study.results import FORMAT
 

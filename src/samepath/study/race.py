@@ -16,12 +16,11 @@ from dataclasses import asdict, replace
 from typing import Literal, TypeAlias
 
 from samepath.console import Watcher
-from samepath.data.limits import brief, read_object
 from samepath.engine.run.options import Options
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.strategy_schedule import Course
-from samepath.engine.state.checkpoint import write_atomically
 from samepath.errors import UserError
+from samepath.files import brief, read_object, write_atomically
 from samepath.strategies import find_strategy
 from samepath.study.collect import cells_of, epochs_of, run_record
 from samepath.study.grid import Entry, Job, race_entries

@@ -12,7 +12,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from samepath.data.limits import brief
+from samepath.files import brief
 
 How = Literal["measured", "modelled"]
 Ended = Literal["target", "diverged", "stuck", "epochs", "impossible", "unfinished"]

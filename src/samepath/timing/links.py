@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from samepath.engine.comm.collective import Bucket, Collective
+from samepath.engine.comm.tree_sum import BUCKET_BYTES
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.session import start
-from samepath.engine.step.gradients import BUCKET_BYTES
 from samepath.errors import UserError
 from samepath.plan import Reduction, reduction
 from samepath.study.results import NetworkFacts

@@ -12,10 +12,9 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from samepath.data.limits import brief, read_object
-from samepath.engine.state.checkpoint import write_atomically
 from samepath.engine.state.run_folder import make_folder
 from samepath.errors import UserError
+from samepath.files import brief, read_object, write_atomically
 from samepath.study.results import NetworkFacts, read_as
 
 FILE = "measured.json"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samepath.engine.step.gradients import BUCKET_BYTES
+from samepath.engine.comm.tree_sum import BUCKET_BYTES
 from samepath.errors import UserError
 from samepath.timing.machines import Algorithm, Cost
 from samepath.timing.workload import Floats

@@ -32,8 +32,8 @@ from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.session import Link, Session, connect, start
-from samepath.engine.step.settings import Share
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.run.trainer import Trainer
+from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError
 from samepath.recipe import Recipe
 from samepath.timing.links import time_reductions
@@ -114,7 +114,7 @@ class Bench:
         """Who waits here sleeps; who waits in shared memory looks again and again."""
         self._alone = Session(Alone(session.device), seed=job.options.seed)
         self._trainers: dict[Turn, Trainer] = {}
-        self._shares: dict[Turn, Iterator[Share]] = {}
+        self._shares: dict[Turn, Iterator[WorkerBatch]] = {}
         for turn in job.turns:
             self._trainers[turn] = trainer = self._trainer(turn)
             self._shares[turn] = trainer.stream(trainer.source(recipe.train), 0, 1 << 40)

@@ -54,8 +54,7 @@ from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.data.keep_match import refuse_other_data
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.state import checkpoint
-from samepath.engine.state.reopen import look_at
-from samepath.engine.state.run_code import needs_code_to_draw
+from samepath.engine.state.reopen import look_at, needs_code_to_draw
 from samepath.engine.state.state import State
 from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
@@ -252,7 +251,7 @@ def on_board(folder: Path) -> None:
 
 
 def read_clock_file(folder: Path) -> None:
-    from samepath.data.limits import read_object
+    from samepath.files import read_object
 
     try:
         read_clock(read_object(folder / "clock.json"))

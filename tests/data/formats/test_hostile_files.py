@@ -30,9 +30,9 @@ from little_room import little_room
 from test_fuzz_readers import FEW, READERS
 from torch import nn
 
+from samepath import files
 from samepath.curation.cache import read_arrays as read_stage
 from samepath.curation.extractor import load_from
-from samepath.data import limits
 from samepath.data.fingerprint import fingerprint
 from samepath.data.formats import cifar10
 from samepath.data.formats.batch_pickle import unpickle
@@ -70,7 +70,7 @@ def refused(*words: object, raises: type[Exception] = UserError) -> Iterator[Non
 
 @pytest.fixture
 def huge_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "memory_bytes", lambda: 1 << 60)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 1 << 60)
 
 
 pytestmark = pytest.mark.usefixtures("huge_machine")
@@ -299,7 +299,7 @@ def test_a_voxel_of_a_nanometre_makes_no_terabyte_of_blur(tmp_path: Path) -> Non
 def test_packed_scans_that_are_honest_bombs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "UNPACKED_FREELY", 1 << 20)
+    monkeypatch.setattr(files, "UNPACKED_FREELY", 1 << 20)
     scan = write_scan(
         tmp_path, size="1000 1000 5", more=PACKED, content=zlib.compress(bytes(10**7), 9)
     )
@@ -426,7 +426,7 @@ def test_an_honest_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     zeros = np.zeros((1 << 14, 4, 4, 4), np.float32)
     np.savez_compressed(tmp_path / "a.npz", volume=zeros)
     assert len(load_volumes(tmp_path / "a.npz")) == len(zeros)  # small ones do no harm
-    monkeypatch.setattr(limits, "UNPACKED_FREELY", 1 << 20)
+    monkeypatch.setattr(files, "UNPACKED_FREELY", 1 << 20)
     with refused(tmp_path / "a.npz", "more than 100 times as much must be stored unpacked"):
         load_volumes(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", volume=zeros)
@@ -474,7 +474,7 @@ def test_a_file_larger_than_memory_stays_on_disk(tmp_path: Path) -> None:
 
 def test_what_must_be_copied_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "a.npy", np.zeros((100, 4, 4, 4)))
-    monkeypatch.setattr(limits, "memory_bytes", lambda: 20_000)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 20_000)
     with refused(tmp_path / "a.npy", "must become float32 in memory", "save it as float32"):
         load_volumes(tmp_path / "a.npy")
     np.save(tmp_path / "a.npy", np.zeros((100, 4, 4, 4), np.float32))
@@ -536,7 +536,7 @@ def test_a_hundred_megabytes_of_header(tmp_path: Path) -> None:
 
 def test_a_file_that_no_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_weights(tmp_path, "best", weights_of(nn.Linear(2, 2)))
-    monkeypatch.setattr(limits, "memory_bytes", lambda: 100)
+    monkeypatch.setattr(files, "memory_bytes", lambda: 100)
     with refused("best.safetensors", "of memory; there are 100 bytes"):
         load_from(tmp_path / "best.safetensors", None, nn.Linear(2, 2))  # type: ignore[arg-type]
 

@@ -16,9 +16,9 @@ import samepath
 from samepath.engine.checks.replicas import EVERY, LeftAlone, is_due, refuse_drift
 from samepath.engine.comm.tensors import same_bits, tensor_sums
 from samepath.engine.run.session import Session
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.state import digest, state_of
 from samepath.engine.step.buffers import written_in_part
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import ReplicasDiffer, UserError
 
 
@@ -109,7 +109,7 @@ def test_evaluation_leaves_weights_and_buffers_alone(session: Session) -> None:
 
     model = Moves()
     trainer, told = prepare(session, model), list[str]()
-    trainer.doubt = told.append
+    trainer.warn = told.append
     before = digest(state_of(trainer))
     first = trainer.evaluate((INPUTS, LABELS))
     assert trainer.evaluate((INPUTS, LABELS)) == first

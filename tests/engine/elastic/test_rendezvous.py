@@ -51,9 +51,9 @@ from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.run.train import train
-from samepath.engine.state.folder_lock import LOCK
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
+from samepath.files import LOCK
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))

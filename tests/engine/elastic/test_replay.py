@@ -18,8 +18,8 @@ from samepath.engine.elastic import step_memory as last_step
 from samepath.engine.elastic.recover import recover
 from samepath.engine.elastic.step_memory import WHOLE_EVERY, LastStep, newest
 from samepath.engine.run.session import Session
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Pace
-from samepath.engine.step.trainer import Trainer
 
 RUN = "b" * 32
 STEPS = 2 * WHOLE_EVERY + 5
@@ -150,18 +150,17 @@ def trainer(session: Session, make: Make, optimizer: Any = torch.optim.Adam) -> 
     )  # fmt: skip
 
 
-class Several(LastStep):
-    """The workers of a machine, each with its share of one trainer's steps."""
-
-    def __init__(self, keepers: list[LastStep]) -> None:
-        self.keepers = keepers
+def watch(trainer: Trainer, keepers: list[LastStep]) -> None:
+    """Have the workers of a machine, each with its share, keep one trainer's updates."""
 
     @contextmanager
-    def around_update(self, trainer: Trainer, pace: Pace) -> Iterator[None]:
+    def around_update(pace: Pace) -> Iterator[None]:
         with ExitStack() as stack:
-            for keeper in self.keepers:
+            for keeper in keepers:
                 stack.enter_context(keeper.around_update(trainer, pace))
             yield
+
+    trainer.around_update = around_update
 
 
 def train(
@@ -173,7 +172,7 @@ def train(
     stop: int = STEPS,
 ) -> dict[int, str]:
     """Train, and keep every step; the digest after each."""
-    trainer.keeps = Several(keepers)
+    watch(trainer, keepers)
     digests = {}
     for share in trainer.batches(DATA, 0):
         trainer.advance(share, pace)
@@ -193,7 +192,9 @@ def keepers(tmp_path: Path, parts: int = 1) -> list[LastStep]:
 
 def come_back(trainer: Trainer, tmp_path: Path, tell: Any = pytest.fail) -> int:
     found = recover(trainer, RUN, tmp_path / "none", tell)
-    assert found == (-1, {"step": trainer.step_number})
+    assert found is not None
+    assert not found.from_disk
+    assert found.progress == {"step": trainer.step_number}
     return trainer.step_number
 
 
@@ -397,7 +398,7 @@ def test_nor_from_one_that_the_dead_left(tmp_path: Path, session: Session) -> No
     second = trainer(session, convolutions)
     assert come_back(second, tmp_path) == 3
     those = keepers(tmp_path, 2)
-    second.keeps = Several(those)
+    watch(second, those)
     second.step(next(second.batches(DATA, 0)))
     those[0].keep(second, {"step": 4}, is_one_update=False)
     third = trainer(session, convolutions)

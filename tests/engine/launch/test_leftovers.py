@@ -17,8 +17,8 @@ from samepath.engine.elastic import ring as copies
 from samepath.engine.elastic import step_memory as last_step
 from samepath.engine.elastic.step_memory import LastStep
 from samepath.engine.launch import leftovers, owners
-from samepath.engine.state.folder_lock import take_lock
 from samepath.engine.state.state import State
+from samepath.files import take_lock
 
 RUN = "a" * 32
 

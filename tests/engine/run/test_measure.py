@@ -16,7 +16,7 @@ from samepath import start
 from samepath.data import Source
 from samepath.engine.run.measure import CURVATURE_GRAINS, curvature, measure, noise
 from samepath.engine.run.session import Session
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.run.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import Batch, epoch_order
 

@@ -19,9 +19,9 @@ from samepath.cli.tensorboard import tensorboard
 from samepath.engine.run.options import Asked
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.run.train import Request, train
-from samepath.engine.state.folder_lock import lock_folder
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
+from samepath.files import lock_folder
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 TAGS = {

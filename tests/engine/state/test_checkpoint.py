@@ -28,10 +28,10 @@ from samepath.engine.state.checkpoint import (
     load,
     load_newest,
     save,
-    write_atomically,
 )
 from samepath.engine.state.state import State, digest
 from samepath.errors import CheckpointDamaged
+from samepath.files import write_atomically
 
 PROGRESS = {"epoch_loss": 0.25, "metrics": {"loss": 1.5}}
 

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samepath.engine.comm.collective import Alone
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.checkpoint import load, save
 from samepath.engine.state.state import State, digest, load_state, state_of
 from samepath.engine.step.settings import Settings
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import CheckpointDamaged, UserError
 
 Optimize = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samepath.engine.step.balance import EVERY, FIRST, SELDOM, Speeds, Told
+from samepath.engine.step.balance import EVERY, FIRST, SELDOM, Balance, WorkerTimes
 from samepath.plan import assign, reduction
 
 Step = tuple[Sequence[float], float]
@@ -32,12 +32,14 @@ class Outcome:
 def live(
     world: World, num_grains: int, num_workers: int, steps: int = 1000, *, follow: bool = True
 ) -> Outcome:
-    chance, speeds, found, before = random.Random(0), Speeds(), Outcome(), 0.0
+    chance, speeds, found, before = random.Random(0), Balance(), Outcome(), 0.0
     for step in range(steps):
         counts = tuple(map(len, assign(num_grains, num_workers, speeds.costs)))
         busy, seconds = world(step, counts, chance)
         if follow:
-            told = [Told(time / count, before) for time, count in zip(busy, counts, strict=True)]
+            told = [
+                WorkerTimes(time / count, before) for time, count in zip(busy, counts, strict=True)
+            ]
             speeds.learn(told, num_grains)
         before = seconds
         found.seconds += seconds
@@ -161,26 +163,26 @@ def test_what_does_not_help_is_given_up_and_tried_ever_less() -> None:
 
 
 def test_nothing_is_known_of_a_worker_without_grains() -> None:
-    speeds = Speeds()
+    speeds = Balance()
     for _ in range(100):
-        speeds.learn([Told(1.0, 1.0), Told(0.0, 1.0)], 1)
+        speeds.learn([WorkerTimes(1.0, 1.0), WorkerTimes(0.0, 1.0)], 1)
     assert not speeds.costs
 
 
 def test_short_batches_among_long_ones_do_not_matter() -> None:
     """A batch of one grain, every other step."""
-    speeds = Speeds()
+    speeds = Balance()
     for _ in range(FIRST):
-        speeds.learn([Told(1.0, 1.0), Told(2.0, 1.0)], 8)
-        speeds.learn([Told(1.0, 1.0), Told(0.0, 1.0)], 1)
+        speeds.learn([WorkerTimes(1.0, 1.0), WorkerTimes(2.0, 1.0)], 8)
+        speeds.learn([WorkerTimes(1.0, 1.0), WorkerTimes(0.0, 1.0)], 1)
     assert speeds.costs == (100, 200)
 
 
 def test_steps_from_a_checkpoint_do_not_count() -> None:
-    speeds = Speeds()
+    speeds = Balance()
     for _ in range(FIRST - 1):
-        speeds.learn([Told(1.0, 1.0), Told(2.0, 1.0)], 8)
+        speeds.learn([WorkerTimes(1.0, 1.0), WorkerTimes(2.0, 1.0)], 8)
     speeds.learn([], 8)
     assert not speeds.costs
-    speeds.learn([Told(1.0, 1.0), Told(2.0, 1.0)], 8)
+    speeds.learn([WorkerTimes(1.0, 1.0), WorkerTimes(2.0, 1.0)], 8)
     assert speeds.costs == (100, 200)

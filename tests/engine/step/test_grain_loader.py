@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samepath.data import GrainRequest
-from samepath.engine.step.grain_loader import Feed, Mine
+from samepath.engine.step.grain_loader import GrainLoader, Grains
 from samepath.plan import Batch, Plan
 
 PLAN = Plan(num_examples=22, batch_size=8, grain_size=2, seed=3)  # the third batch is of 6
@@ -38,11 +38,11 @@ class Ahead:
             yield request.epoch, request.examples.tolist()
 
 
-def some_of(batch: Batch, numbers: Iterable[int]) -> Mine:
+def some_of(batch: Batch, numbers: Iterable[int]) -> Grains:
     return {n: batch.grain(n) for n in numbers if n < batch.num_grains}
 
 
-def taken(feed: Feed, step: int, mine: Mine) -> list[Any]:
+def taken(feed: GrainLoader, step: int, mine: Grains) -> list[Any]:
     feed.turn_to(step, mine)
     return [next(feed) for _ in mine]
 
@@ -55,7 +55,9 @@ def test_any_assignment_at_any_step(ahead: int, cuts: list[tuple[int, int]]) -> 
     """The rule changes after every step, to whatever; with it what has been loaded ahead."""
     now = 0
     source = Ahead(ahead)
-    feed = Feed(source, PLAN.batch, 9, lambda batch: some_of(batch, range(*sorted(cuts[now]))))
+    feed = GrainLoader(
+        source, PLAN.batch, 9, lambda batch: some_of(batch, range(*sorted(cuts[now])))
+    )
     for step, cut in enumerate(cuts):
         now = step
         batch = PLAN.batch(step)
@@ -67,7 +69,7 @@ def test_any_assignment_at_any_step(ahead: int, cuts: list[tuple[int, int]]) -> 
 @pytest.mark.parametrize("ahead", [0, 1, 5, 100])
 def test_loading_begins_anew_only_for_a_change(ahead: int) -> None:
     source, last = Ahead(ahead), 3
-    feed = Feed(source, PLAN.batch, 12, lambda batch: some_of(batch, range(last)))
+    feed = GrainLoader(source, PLAN.batch, 12, lambda batch: some_of(batch, range(last)))
     for step in range(12):
         if step == 7:
             last = 1
@@ -79,7 +81,7 @@ def test_loading_begins_anew_only_for_a_change(ahead: int) -> None:
 
 def test_a_batch_that_is_left_out_or_given_up() -> None:
     """It takes its grains with it."""
-    feed = Feed(Ahead(2), PLAN.batch, 9, lambda batch: some_of(batch, range(4)))
+    feed = GrainLoader(Ahead(2), PLAN.batch, 9, lambda batch: some_of(batch, range(4)))
     for step in (0, 1, 4, 6):
         batch = PLAN.batch(step)
         found = taken(feed, step, some_of(batch, range(4)))

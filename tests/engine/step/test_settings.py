@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import samepath
 from samepath.engine.run.session import Session
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.run.trainer import Trainer
 from samepath.errors import UserError
 from samepath.recipe import Recipe
 

@@ -16,7 +16,7 @@ import pytest
 from local_client import TestClient
 from ui_folders import DIGEST, make_finding, make_run, metrics_lines
 
-from samepath.engine.state.folder_lock import lock_folder
+from samepath.files import lock_folder
 from samepath.web.dashboard.app import ui_app
 from samepath.web.dashboard.board import Board
 from samepath.web.dashboard.report import take_apart

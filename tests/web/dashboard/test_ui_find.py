@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ui_folders import make_finding, make_run
 
-from samepath.engine.state.folder_lock import lock_folder
+from samepath.files import lock_folder
 from samepath.insight.folder import KINDS
 from samepath.web.dashboard import find as ui_find
 from samepath.web.dashboard.find import MARKS, Root, search

@@ -62,7 +62,7 @@ def test_it_serves_and_ends_at_ctrl_c(folder: Path) -> None:
 
 
 def test_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samepath.engine.state.folder_lock.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("samepath.files.LOCK_SECONDS", 0.1)
     with open_session(folder):
         assert "is being explored by another process" in refused(folder, "--no-browser")
     with open_session(folder):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.limits import brief
 from samepath.errors import UserError
+from samepath.files import brief
 
 
 class PickledArray:

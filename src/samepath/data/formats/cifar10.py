@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.formats.batch_pickle import PickledArray, unpickle
-from samepath.data.limits import brief, read_whole
 from samepath.data.places import data_folders
 from samepath.errors import UserError
+from samepath.files import brief, read_whole
 
 CLASS_NAMES = (
     "airplane",

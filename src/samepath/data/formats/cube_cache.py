@@ -23,8 +23,8 @@ from samepath.data.formats.listing import Volumes
 from samepath.data.formats.luna16 import ANNOTATIONS, luna_job, luna_settings
 from samepath.data.formats.make_cubes import Report, run_job
 from samepath.data.formats.tables import files_below
-from samepath.data.limits import open_plain, read_object
 from samepath.errors import UserError
+from samepath.files import content_hash, read_object, try_lock
 
 WAIT_SECONDS = 3600.0
 """For somebody else's cubes."""
@@ -38,8 +38,7 @@ def cached_cubes(folder: Path) -> Volumes:
         for file in files_below(folder, ".mhd", ".raw", ".zraw")
     }
     try:
-        with open_plain(folder / ANNOTATIONS) as file:
-            annotations = hashlib.file_digest(file, "sha256").hexdigest()
+        annotations = content_hash(folder / ANNOTATIONS)
         cache = Path(os.environ.get("SAMEPATH_CACHE") or "~/.cache/samepath").expanduser()
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,20 +94,11 @@ def _short(content: Any) -> str:
 def _alone(lock: Path) -> Iterator[None]:
     """One process at a time, where the file system can; elsewhere the rename decides."""
     patience = Patience(WAIT_SECONDS)
-    import fcntl
-
     try:
         file = lock.open("w")
     except OSError as error:
         raise UserError(f"{lock}: {error.strerror}; set SAMEPATH_CACHE=FOLDER") from error
     with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                patience.pause(f"the process that makes the same cubes and has locked {lock}")
-            except OSError:
-                break
-            else:
-                break
+        while not try_lock(file):
+            patience.pause(f"the process that makes the same cubes and has locked {lock}")
         yield

@@ -7,12 +7,9 @@ damaged since is refused, by its checksum.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
-import shutil
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -22,8 +19,8 @@ from numpy.typing import NDArray
 
 from samepath.data.formats.listing import Listing, Volumes, check_shape
 from samepath.data.formats.npy import map_array
-from samepath.data.limits import brief, check_text, open_plain, read_object
 from samepath.errors import UserError
+from samepath.files import brief, check_text, content_hash, folder_aside, open_plain, read_object
 from samepath.version import __version__
 
 FORMAT = 1
@@ -50,46 +47,41 @@ def write_cubes(
     `about` is read at the end and may be filled while cubes are made. Returns False where someone
     else put a cube folder there first: theirs stays.
     """
-    aside = out.with_name(f".{out.name}.{uuid.uuid4().hex}.part")
     rows: list[int] = []
     found: list[dict[str, float]] = []
     try:
-        aside.mkdir(parents=True)
-        with (aside / _VOXELS).open("wb+") as file:
-            _write_header(file, 0, side)
-            for cube in made:
-                file.write(np.ascontiguousarray(cube.voxels).tobytes())
-                rows.append(cube.row)
-                found.append(cube.facts)
-            file.seek(0)
-            _write_header(file, len(rows), side)  # the same length: numpy leaves room for digits
-            file.seek(0)
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        facts = {key: values[rows] for key, values in listing.facts.items()}
-        for key in found[0] if found else ():
-            facts[key] = np.array([each[key] for each in found])
-        content = {
-            "format": FORMAT,
-            "samepath": __version__,
-            **about,
-            "sha256": checksum,
-            "names": [listing.names[row] for row in rows],
-            "group": [listing.group[row] for row in rows],
-            "split": listing.split and [listing.split[row] for row in rows],
-            "facts": {key: _dump_column(values) for key, values in facts.items()},
-        }
-        (aside / ABOUT).write_text(json.dumps(content, indent=1, allow_nan=False))
-        try:
-            aside.rename(out)
-        except OSError:
-            if (out / ABOUT).exists():
-                return False
-            raise
-        return True
+        with folder_aside(out, shared=True) as aside:
+            with (aside / _VOXELS).open("wb+") as file:
+                _write_header(file, 0, side)
+                for cube in made:
+                    file.write(np.ascontiguousarray(cube.voxels).tobytes())
+                    rows.append(cube.row)
+                    found.append(cube.facts)
+                file.seek(0)
+                _write_header(file, len(rows), side)  # as long: numpy leaves room for digits
+            facts = {key: values[rows] for key, values in listing.facts.items()}
+            for key in found[0] if found else ():
+                facts[key] = np.array([each[key] for each in found])
+            content = {
+                "format": FORMAT,
+                "samepath": __version__,
+                **about,
+                "sha256": content_hash(aside / _VOXELS),
+                "names": [listing.names[row] for row in rows],
+                "group": [listing.group[row] for row in rows],
+                "split": listing.split and [listing.split[row] for row in rows],
+                "facts": {key: _dump_column(values) for key, values in facts.items()},
+            }
+            (aside / ABOUT).write_text(json.dumps(content, indent=1, allow_nan=False))
+            try:
+                aside.rename(out)
+            except OSError:
+                if (out / ABOUT).exists():
+                    return False
+                raise
+            return True
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def open_cubes(folder: Path) -> Volumes:
@@ -101,10 +93,9 @@ def open_cubes(folder: Path) -> Volumes:
                 f"{folder} has cube format {brief(content['format'])}, this samepath reads "
                 f"{FORMAT}; make it again with samepath cubes"
             )
+        if content_hash(folder / _VOXELS) != content["sha256"]:
+            raise ValueError("the checksum differs")
         with open_plain(folder / _VOXELS) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != content["sha256"]:
-                raise ValueError("the checksum differs")
-            file.seek(0)
             cubes = map_array(file)
         if cubes.dtype != np.uint8 or cubes.ndim != 4 or not cubes.size:
             raise ValueError(f"its voxels are {cubes.dtype} of the shape {cubes.shape}")

@@ -15,7 +15,7 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from samepath.data.formats.listing import by
 from samepath.data.formats.metaimage import read_metaimage
 from samepath.data.formats.nifti import NIFTI, ImageProblem, check_nifti
 from samepath.errors import UserError
+from samepath.files import replaced
 
 _FAR = 1e9  # millimetres; no voxel is as large, or as small as 1 / _FAR
 
@@ -128,20 +129,16 @@ def write_nifti(path: Path, volume: NDArray[Any], spacing_mm: float) -> None:
     if volume.ndim != 3:
         raise UserError(f"a volume has 3 dimensions (z, y, x), not {volume.ndim}")
     ending = ".nii.gz" if path.name.endswith(".gz") else ".nii"
-    aside = path.with_name(f".{uuid.uuid4().hex}{ending}")
+    aside = path.with_name(f".{uuid.uuid4().hex}{ending}")  # ITK goes by the ending
     heard: list[str] = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _standard_error_kept(heard):
+        with replaced(path, aside=aside, sync=False), _standard_error_kept(heard):
             image = as_image(volume.astype(np.float32), spacing_mm)
             simpleitk().WriteImage(image, str(aside))
-        aside.replace(path)
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is the folder writable?"
         raise UserError(f"{path} cannot be written: {reason}") from error
-    finally:
-        with suppress(OSError):
-            aside.unlink()
 
 
 def read_nifti(path: Path) -> tuple[NDArray[Any], tuple[float, float, float]]:

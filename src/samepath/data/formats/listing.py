@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.limits import check_memory
 from samepath.errors import UserError
+from samepath.files import check_memory
 
 _GROUPS = ("group", "patient", "scan")
 _PIECE_BYTES = 1 << 24

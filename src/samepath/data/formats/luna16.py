@@ -18,8 +18,8 @@ from samepath.data.formats.images import read_image
 from samepath.data.formats.listing import Listing
 from samepath.data.formats.nifti import ImageProblem
 from samepath.data.formats.tables import files_below, read_table
-from samepath.data.limits import brief
 from samepath.errors import UserError
+from samepath.files import brief
 
 ANNOTATIONS = "annotations.csv"
 _COLUMNS = ("seriesuid", "coordX", "coordY", "coordZ", "diameter_mm")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.formats.nifti import ImageProblem
-from samepath.data.limits import check_memory, check_unpacked, open_plain, size_of
+from samepath.files import check_memory, check_unpacked, open_plain, size_of
 
 _MOST_HEADER = 1 << 20
 _PIECE_BYTES = 1 << 22

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from samepath.data.formats.listing import by
-from samepath.data.limits import brief, check_memory, check_unpacked, open_plain, size_of
+from samepath.files import brief, check_memory, check_unpacked, open_plain, size_of
 
 NIFTI = (".nii", ".nii.gz")
 _PIECE_BYTES = 1 << 24

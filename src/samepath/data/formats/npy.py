@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from samepath.data.limits import check_unpacked, guarded, size_of
+from samepath.files import check_unpacked, guarded, size_of
 
 _MOST_HEADER = 1 << 16
 _PIECE_BYTES = 1 << 22

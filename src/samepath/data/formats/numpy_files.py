@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from samepath.data.formats.listing import Volumes, take_group
 from samepath.data.formats.npy import PickledObjects, map_array, unzip_arrays
-from samepath.data.limits import brief, check_memory, open_plain
 from samepath.errors import UserError
+from samepath.files import brief, check_memory, open_plain
 
 _NAMES = ("volume", "volumes", "cubes", "images")
 _SPLITS = {"train": "train", "val": "valid", "test": "test"}  # MedMNIST's words, and ours

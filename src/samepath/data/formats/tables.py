@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.limits import brief, check_text, open_plain
 from samepath.errors import UserError
+from samepath.files import brief, check_text, open_plain
 
 _MOST_LINE = 1 << 20
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.engine.comm.collective import Collective, Record
-from samepath.engine.comm.tensors import Sums, same_bits, tensor_sums
+from samepath.engine.comm.tensors import Checksums, same_bits, tensor_sums
 from samepath.errors import ReplicasDiffer, UserError
 from samepath.keys import key
 
@@ -118,7 +118,7 @@ class Replicas:
         parameters = self._parameters()
         return {name: parameters[name] for name in self._before}
 
-    def _parameter_sums(self) -> Sums:
+    def _parameter_sums(self) -> Checksums:
         return tensor_sums(list(self._parameters().values()))
 
     def record(self) -> Record:
@@ -199,7 +199,7 @@ class LeftAlone:
                 self.changed.add(full_name)
 
 
-def refuse_drift(names: Sequence[str], rows: Sums, when: str) -> None:
+def refuse_drift(names: Sequence[str], rows: Checksums, when: str) -> None:
     """Raise where workers' sums (a row each) are not the same."""
     differs = rows != rows[0]
     if differs.any():

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Sums: TypeAlias = NDArray[np.int64]
+Checksums: TypeAlias = NDArray[np.int64]
 """One for each tensor."""
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -41,7 +41,7 @@ def words_of(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def sums_of(words: Sequence[Tensor]) -> Sums:
+def sums_of(words: Sequence[Tensor]) -> Checksums:
     """The sum of each tensor of words."""
     if all(word.device.type == "cpu" for word in words):  # numpy takes less time for each
         return np.array([np.add.reduce(w.numpy(), dtype=np.int64) for w in words], np.int64)
@@ -49,7 +49,7 @@ def sums_of(words: Sequence[Tensor]) -> Sums:
     return np.asarray(found.cpu().numpy(), np.int64)
 
 
-def tensor_sums(tensors: Sequence[Tensor]) -> Sums:
+def tensor_sums(tensors: Sequence[Tensor]) -> Checksums:
     """The sum of each tensor, however it lies in memory."""
     return sums_of(
         [words_of(tensor if fills(tensor) else tensor.contiguous()) for tensor in tensors]
@@ -71,6 +71,19 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """A tensor's bytes in row-major order, without a copy where it already lies so."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Move the tensors in tuples, lists and dicts that are on another device."""
+    if isinstance(data, Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, Mapping):
+        return {name: to_device(value, device) for name, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    if isinstance(data, (tuple, list)):
+        return type(data)(to_device(value, device) for value in data)
+    return data
 
 
 def fingerprint(value: Any) -> str:

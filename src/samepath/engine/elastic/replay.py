@@ -8,22 +8,20 @@ them behind its optimizer's back), none of the updates is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from samepath.engine.elastic.ring import Share
-from samepath.engine.elastic.step_memory import Change, Kept, Trail, weights_of
+from samepath.engine.elastic.step_memory import Change, Trail, weights_of
+from samepath.engine.state.resume import SavedStep
 from samepath.engine.state.state import digest, like, load_state, state_of
-
-if TYPE_CHECKING:
-    from samepath.engine.step.trainer import Trainer
+from samepath.engine.step.step import Stepper
 
 
-def replay(trainer: Trainer, trail: Trail, note: Callable[[str], None]) -> Kept:
+def replay(trainer: Stepper, trail: Trail, note: Callable[[str], None]) -> SavedStep:
     """Where a trail leads; its start if it does not."""
     if not trail.changes:
         return trail.start
     load_state(trainer, trail.start.state)
-    if trainer.digest() != digest(trail.start.state):
+    if digest(state_of(trainer)) != digest(trail.start.state):
         return trail.start  # an optimizer that does not take its state back: not for us to judge
     for change in trail.changes:
         if not _has_weights(trainer, change.weights):
@@ -31,7 +29,7 @@ def replay(trainer: Trainer, trail: Trail, note: Callable[[str], None]) -> Kept:
         _make_again(trainer, change)
     else:
         if _has_weights(trainer, trail.weights):
-            return Kept(change.step, state_of(trainer).clone(), trail.progress)
+            return SavedStep(change.step, state_of(trainer).clone(), trail.progress)
     note(
         f"going on from step {trail.start.step}, not {trail.changes[-1].step}: weights are changed "
         "by something other than the optimizer, whose updates can then not be made again"
@@ -39,11 +37,11 @@ def replay(trainer: Trainer, trail: Trail, note: Callable[[str], None]) -> Kept:
     return trail.start
 
 
-def _has_weights(trainer: Trainer, checksums: Mapping[Share, int]) -> bool:
+def _has_weights(trainer: Stepper, checksums: Mapping[Share, int]) -> bool:
     return all(weights_of(trainer.model, share)() == c for share, c in checksums.items())
 
 
-def _make_again(trainer: Trainer, change: Change) -> None:
+def _make_again(trainer: Stepper, change: Change) -> None:
     tensors = change.tensors()
     for name, parameter in trainer.model.named_parameters():
         gradient = tensors.get(f"gradient/{name}")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from samepath.engine.comm.tensors import fills
 from samepath.engine.elastic import ring as copies
 from samepath.engine.elastic.ring import Checksum, Copied, Copies, Share
+from samepath.engine.state.resume import SavedStep
 from samepath.engine.state.state import State, state_of
 from samepath.engine.step.settings import Pace
-
-if TYPE_CHECKING:
-    from samepath.engine.step.trainer import Trainer
+from samepath.engine.step.step import Stepper
 
 WHOLE_EVERY = 16
 """Steps. More would be hardly cheaper, and take more memory: that of so many gradients."""
@@ -58,19 +57,10 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A step read back and checked."""
-
-    step: int
-    state: State
-    progress: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Trail:
     """A step, and what leads on from it."""
 
-    start: Kept
+    start: SavedStep
     changes: list[Change]
     progress: dict[str, Any]
     """After the last of them."""
@@ -119,7 +109,7 @@ class LastStep:
         self._works = True
 
     @contextmanager
-    def around_update(self, trainer: Trainer, pace: Pace) -> Iterator[None]:
+    def around_update(self, trainer: Stepper, pace: Pace) -> Iterator[None]:
         """Every parameter has its gradient, and nobody has used it (some optimizers write into
         it)."""
         self._copied = self._copy_change(trainer, pace)
@@ -127,7 +117,7 @@ class LastStep:
         yield
         self._has_change = all(record[0] for record in everybody())
 
-    def _copy_change(self, trainer: Trainer, pace: Pace) -> bool:
+    def _copy_change(self, trainer: Stepper, pace: Pace) -> bool:
         if self._whole is None or not self._takes_changes:
             return False
         tensors = gradient_and_buffers(trainer.model)
@@ -144,7 +134,7 @@ class LastStep:
             {"kind": "change", "pace": how, "weights": self._checksum(trainer.model)},
         )
 
-    def keep(self, trainer: Trainer, progress: dict[str, Any], *, is_one_update: bool) -> None:
+    def keep(self, trainer: Stepper, progress: dict[str, Any], *, is_one_update: bool) -> None:
         """Keep this step, of which it is said whether one update is all that it changed."""
         is_kept = is_one_update and self._has_change and trainer.step_number == self._step + 1
         self._step = trainer.step_number
@@ -309,7 +299,7 @@ def newest(
     end, start = max(ways)
     state = State(copies.join(wholes[start]), wholes[start][0].content["structure"])
     return Trail(
-        Kept(start, state, progress[start]),
+        SavedStep(start, state, progress[start]),
         [_change(changes[step]) for step in range(start + 1, end + 1)],
         progress[end],
         {

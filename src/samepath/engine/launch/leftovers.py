@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samepath.data.limits import read_whole
 from samepath.engine.elastic import ring as copies
 from samepath.engine.elastic import step_memory as last_step
 from samepath.engine.launch import owners
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
-from samepath.engine.state.folder_lock import is_locked
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError
+from samepath.files import is_locked, read_whole
 
 OWNER = "samepath-owner"
 """In a folder that somebody else gives its name: whose it is."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import secrets
 import socket
 import struct
 import time
@@ -37,9 +35,9 @@ from samepath.engine.launch import leftovers
 from samepath.engine.launch.agent import Elastic
 from samepath.engine.launch.launch import interruptible, run_agent
 from samepath.engine.launch.owners import owned_folder
-from samepath.engine.state.folder_lock import is_locked
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError, WorkerFailed
+from samepath.files import is_locked, write_atomically
 
 MEETING = "meeting.json"
 SETTLE_SECONDS = 1.0
@@ -210,26 +208,14 @@ class _Announcement:
 
     def __call__(self) -> bool:
         try:
-            _write_secretly(self._file, json.dumps(asdict(self._seat)))
+            text = json.dumps(asdict(self._seat))
+            write_atomically(self._file, text, sync=False, private=True)
         except OSError as error:
             if not self._told:
                 self._tell(f"{self._file} cannot be written ({error.strerror}): nobody can join")
             self._told = True
             return False
         return True
-
-
-def _write_secretly(file: Path, text: str) -> None:
-    """Replace a file that only this user may read."""
-    aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(descriptor, "w") as opened:
-            opened.write(text)
-        aside.replace(file)
-    except OSError:
-        aside.unlink()
-        raise
 
 
 def address_towards(other: str) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,35 +18,21 @@ from torch import Tensor
 
 from samepath.data import GrainRequest, Source, seed_everything
 from samepath.engine.checks.replicas import LeftAlone
+from samepath.engine.comm.tensors import to_device
 from samepath.engine.step.record import exact_sum
+from samepath.engine.step.step import Stepper
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import assign
 
-if TYPE_CHECKING:
-    from samepath.engine.step.trainer import Trainer
-
 _NAMES_BYTES = 4096
 
 
-def to_device(data: Any, device: torch.device) -> Any:
-    """Tensors in tuples, lists and dicts, moved if they are elsewhere."""
-    if isinstance(data, Tensor):
-        return data.to(device, non_blocking=True)
-    if isinstance(data, Mapping):
-        return {name: to_device(value, device) for name, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(to_device(value, device) for value in data))
-    if isinstance(data, (tuple, list)):
-        return type(data)(to_device(value, device) for value in data)
-    return data
-
-
-def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
+def evaluate(trainer: Stepper, source: Source) -> dict[str, float]:
     """Means of the loss and metrics over all examples of a source."""
     collective, grain_size = trainer.collective, trainer.settings.grain_size
     num_grains = -(-len(source) // grain_size)
-    runs = assign(num_grains, collective.num_workers, trainer.speeds.costs)
+    runs = assign(num_grains, collective.num_workers, trainer.balance.costs)
     order = np.arange(len(source), dtype=np.int64)
     mine = {n: order[n * grain_size : (n + 1) * grain_size] for n in runs[collective.worker]}
 
@@ -77,7 +63,7 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
         for module, training in modes:
             module.training = training
     if model.changed:
-        trainer.doubt_once(
+        trainer.warn_once(
             f"evaluation changes {min(model.changed)!r} of the model, which is put back: only "
             "training changes it"
         )
@@ -108,7 +94,7 @@ def evaluate(trainer: Trainer, source: Source) -> dict[str, float]:
     }
 
 
-def _metrics(trainer: Trainer, data: Any) -> dict[str, Tensor]:
+def _metrics(trainer: Stepper, data: Any) -> dict[str, Tensor]:
     if trainer.settings.metrics is None:
         return {"loss": trainer.loss(trainer.model, data)}
     found = dict(trainer.settings.metrics(trainer.model, data))
@@ -117,7 +103,7 @@ def _metrics(trainer: Trainer, data: Any) -> dict[str, Tensor]:
     return found
 
 
-def _agree_on_names(trainer: Trainer, found: list[dict[str, Tensor]]) -> list[str]:
+def _agree_on_names(trainer: Stepper, found: list[dict[str, Tensor]]) -> list[str]:
     """Worker 0 has the first grain; a worker without one learns the names from it."""
     text = json.dumps(sorted(found[0]) if found else []).encode()
     if len(text) > _NAMES_BYTES:

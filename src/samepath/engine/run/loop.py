@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 from samepath.data import Source, seed_everything
@@ -24,12 +25,12 @@ from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
 from samepath.engine.run.strategy_schedule import Course
 from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.progress import Display, Progress, RunResult, Silent
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import state_of
 from samepath.engine.state.weights import BEST, epochs_of, kept_weights
 from samepath.engine.step.settings import StepResult
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import CheckpointDamaged, Diverged, NotSaved
 from samepath.keys import key
 from samepath.recipe import Recipe
@@ -97,7 +98,7 @@ class Run:
         after_step: Callable[[Trainer], None] | None = None,
         checkpoint_steps: int | None = None,
         events: bool = False,
-        keeps: LastStep | None = None,
+        memory: LastStep | None = None,
         elastic: bool = False,
         others_go_on: bool = False,
         compare_workers: bool = True,
@@ -125,8 +126,10 @@ class Run:
             compare_workers=compare_workers,
             other_hardware=other_hardware,
         )
-        self.trainer.doubt = self.display.note
-        self.trainer.keeps = keeps
+        self.trainer.warn = self.display.note
+        self.memory = memory
+        if memory is not None:
+            self.trainer.around_update = partial(memory.around_update, self.trainer)
         self.progress = Progress()
         self._step_seconds: deque[float] = deque(maxlen=TIMED_STEPS)
         self._all_seconds = 0.0
@@ -146,9 +149,9 @@ class Run:
         )
         if found is None:
             return False  # stopped before there was any
-        self._saved_step, progress = found
+        self._saved_step = found.step if found.from_disk else -1
         try:
-            self.progress = Progress(**progress)
+            self.progress = Progress(**found.progress)
         except TypeError as error:
             raise CheckpointDamaged(
                 f"{self.folder.path} is of another samepath ({error}); to start again, give "
@@ -281,7 +284,7 @@ class Run:
             if any(result.stop for result in results):
                 return "interrupted"
             self._save_if_due()
-            is_one_update = len(results) == 1 and not trainer.underway and place + 1 < per_epoch
+            is_one_update = len(results) == 1 and not trainer.pending and place + 1 < per_epoch
             self._keep(is_one_update=is_one_update)
         return None
 
@@ -289,8 +292,8 @@ class Run:
         """The step is complete: it is never lost from here on."""
         if self.elastic:
             self.trainer.settle()  # on all workers, or on none
-        if self.trainer.keeps is not None:
-            self.trainer.keeps.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
+        if self.memory is not None:
+            self.memory.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
         pulse.completed(self.trainer.step_number)
 
     def _note(self, result: StepResult) -> None:
@@ -400,7 +403,7 @@ class Run:
             due = time.perf_counter() - self._last_save > CHECKPOINT_SECONDS
             # clocks differ between workers, and gradients under way are waited for together
             several = trainer.collective.num_workers > 1
-            if several and trainer.underway and trainer.step_number != self.progress.epoch_began:
+            if several and trainer.pending and trainer.step_number != self.progress.epoch_began:
                 due = False
         if due:
             self._save(warn=self.display.note)

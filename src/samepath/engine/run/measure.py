@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.data import Source
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.run.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import Batch, epoch_order
 from samepath.strategies import Measure

@@ -22,8 +22,7 @@ from samepath.engine.checks.fingerprints import (
     refuse_others,
     refuse_others_now,
 )
-from samepath.engine.checks.lone_example import refuse_lone_example
-from samepath.engine.checks.refuse import refuse_unsupported
+from samepath.engine.checks.refuse import refuse_lone_example, refuse_unsupported
 from samepath.engine.run.optimizers import with_decay
 from samepath.engine.run.session import too_many_workers
 from samepath.engine.step.settings import refuse_plateau_by_step
@@ -97,7 +96,7 @@ class Options:
     valid_content: dict[str, str] | None = field(default=None, hash=False)
     """What the validation data is."""
     modules: dict[str, str] | None = field(default=None, hash=False)
-    """The user's own modules (see engine/checks/own_modules.py); None where nobody has looked."""
+    """The user's own modules (see engine/checks/fingerprints.py); None where nobody has looked."""
 
     @property
     def plan(self) -> Plan:

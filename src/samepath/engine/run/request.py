@@ -30,7 +30,7 @@ from samepath.engine.run.session import too_many_workers
 from samepath.engine.run.strategy_schedule import Course
 from samepath.engine.run.tensorboard import FOLDER, require_tensorboard
 from samepath.engine.state.progress import Display, RunResult
-from samepath.engine.state.run_code import code_of, strategy_of_run
+from samepath.engine.state.reopen import code_of, strategy_of_run
 from samepath.engine.state.run_folder import RunFolder, claim_next, next_free
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe

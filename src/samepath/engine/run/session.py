@@ -23,8 +23,8 @@ from samepath.engine.comm.collective import Alone, Collective, Network
 from samepath.engine.comm.environment import Place, read_place
 from samepath.engine.comm.shared_memory import SharedMemory, same_machine
 from samepath.engine.run.memory import keep_freed_memory
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Settings, refuse_names, refuse_plateau_by_step
-from samepath.engine.step.trainer import Trainer
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.orphans import die_with_parent

@@ -31,7 +31,7 @@ from samepath.engine.run.tensorboard import FOLDER
 from samepath.engine.run.worker import launched, work
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
 from samepath.engine.state.progress import Display, RunResult
-from samepath.engine.state.run_code import recipe_of_run, strategy_of_run
+from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError, WorkerFailed
 from samepath.recipe import FoundRecipe, find_recipe

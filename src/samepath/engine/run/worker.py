@@ -52,7 +52,7 @@ def work(
         display = None
         if request.display is not None and session.is_first:
             display = request.display(options, session.num_workers)
-        keeps = _memory(RunFolder(path)) if request.elastic else None
+        memory = _memory(RunFolder(path)) if request.elastic else None
         run = Run(
             found.recipe,
             options,
@@ -62,7 +62,7 @@ def work(
             stop_asked=asked,
             checkpoint_steps=request.checkpoint_steps,
             events=request.tensorboard,
-            keeps=keeps,
+            memory=memory,
             elastic=request.elastic,
             others_go_on=request.elastic and place.num_here < place.num_workers,
             compare_workers=request.watch is None,
@@ -76,8 +76,8 @@ def work(
             tell(result)
         if request.elastic and result.status != "interrupted":
             session.collective.agree(True)  # nobody leaves before worker 0 has written everything
-            if keeps is not None and not place.store_prefix:
-                keeps.close()  # torchrun leaves nobody to do it later
+            if memory is not None and not place.store_prefix:
+                memory.close()  # torchrun leaves nobody to do it later
         if isinstance(session, ServerSession):
             session.dismiss(result)
         return result

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from samepath.engine.comm.tensors import dense_strides
-from samepath.engine.step.gradients import ALIGNMENT_BYTES
+from samepath.engine.comm.tree_sum import ALIGNMENT_BYTES
 
 NOTHING = torch.empty(0, dtype=torch.uint8)
 """A message that only says: I am here."""

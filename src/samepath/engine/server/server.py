@@ -25,17 +25,17 @@ from torch import Tensor, nn
 
 from samepath.data.sources import Data
 from samepath.engine.comm.collective import Alone, Mailbox
+from samepath.engine.noise_scale import GrainNorms
 from samepath.engine.run.evaluation import evaluate
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.server.message import NOTHING, read_facts, read_tensors, write
 from samepath.engine.server.worker import join
 from samepath.engine.state.progress import RunResult
-from samepath.engine.step.noise_scale import GrainNorms
-from samepath.engine.step.pending import Underway
+from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
-from samepath.engine.step.settings import Pace, Settings, Share, StepResult
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.step.settings import Pace, Settings, StepResult, WorkerBatch
 from samepath.errors import Diverged
 from samepath.plan import Batch
 from samepath.plan.staleness import may_apply, may_hand_out
@@ -123,7 +123,7 @@ class Office:
 
 
 @dataclass(kw_only=True)
-class Outstanding(Underway):
+class Outstanding(PendingBatch):
     """A batch that a worker was given."""
 
     buffers: list[Tensor] = field(default_factory=list)
@@ -149,7 +149,7 @@ class ServerTrainer(Trainer):
         self._bound = bound
         self._computing: dict[int, Outstanding] = {}
 
-    def advance(self, share: Share, pace: Pace, *, stop: bool = False) -> list[StepResult]:
+    def advance(self, given: WorkerBatch, pace: Pace, *, stop: bool = False) -> list[StepResult]:
         """Hand out a batch; then apply what comes until another may be handed out. With one worker
         or a bound of 0 that is when this batch has been applied."""
         results: list[StepResult] = []
@@ -157,7 +157,7 @@ class ServerTrainer(Trainer):
             self._take_in()
         self._apply_ready(pace, results)
         assert self._may_hand_out()
-        self._hand_out(share.batch)
+        self._hand_out(given.batch)
         while not self._may_hand_out() or (stop and not results):
             self._take_in()
             self._apply_ready(pace, results)
@@ -178,7 +178,7 @@ class ServerTrainer(Trainer):
         return bool(self._office.idle) and may_hand_out(self._behind(), self._bound)
 
     def _behind(self) -> list[int]:
-        return [underway.behind for underway in self.underway]
+        return [pending.behind for pending in self.pending]
 
     def _hand_out(self, batch: Batch) -> None:
         state = [*self.model.parameters(), *self.model.buffers()]
@@ -190,7 +190,7 @@ class ServerTrainer(Trainer):
             weight=float(len(batch.examples)),
         )
         self._computing[worker] = handed_out
-        self.underway.append(handed_out)
+        self.pending.append(handed_out)
         self.step_number += 1
 
     def _take_in(self) -> None:
@@ -222,36 +222,36 @@ class ServerTrainer(Trainer):
             behind = self._behind()
             ready = [
                 number
-                for number, underway in enumerate(self.underway)
-                if underway.facts is not None and may_apply(behind, number, self._bound)
+                for number, pending in enumerate(self.pending)
+                if pending.facts is not None and may_apply(behind, number, self._bound)
             ]
             if not ready:
                 break
-            underway = self.underway[ready[0]]
-            del self.underway[ready[0]]
+            pending = self.pending[ready[0]]
+            del self.pending[ready[0]]
             try:
-                results.append(self._apply(underway, pace))
+                results.append(self._apply(pending, pace))
             except Diverged:
-                if underway.step == self.step_number - 1:
+                if pending.step == self.step_number - 1:
                     self.step_number -= 1  # the step was not made, as without a server
                 raise
         self._merge_held()
 
     def _merge_held(self) -> None:
         """Gradients that wait for their turn have no buffers to wait with (nor in the state)."""
-        for underway in self.underway:
-            if underway.facts is not None and not underway.buffers_merged:
-                self._merge_buffers(underway)
+        for pending in self.pending:
+            if pending.facts is not None and not pending.buffers_merged:
+                self._merge_buffers(pending)
 
-    def _merge_buffers(self, underway: Underway) -> None:
+    def _merge_buffers(self, pending: PendingBatch) -> None:
         """The newest to come are the model's. A sum of several workers' changes, as weights have
         it, might be what no forward pass can make: a variance below zero."""
-        assert isinstance(underway, Outstanding)
-        if math.isfinite(underway.know().loss):
-            for buffer, value in zip(self.model.buffers(), underway.buffers, strict=True):
+        assert isinstance(pending, Outstanding)
+        if math.isfinite(pending.know().loss):
+            for buffer, value in zip(self.model.buffers(), pending.buffers, strict=True):
                 buffer.copy_(value)
-        underway.buffers_merged = True
-        underway.buffers = []
+        pending.buffers_merged = True
+        pending.buffers = []
 
 
 class ServerSession(Session):

@@ -19,10 +19,10 @@ from samepath.engine.comm.environment import read_place
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session, choose_network, settle_in
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.server.message import NOTHING, read_facts, read_tensors, write
 from samepath.engine.state.progress import RunResult
-from samepath.engine.step.settings import Share
-from samepath.engine.step.trainer import Trainer
+from samepath.engine.step.settings import WorkerBatch
 from samepath.recipe import Recipe
 
 SERVER = 0
@@ -65,7 +65,7 @@ def work(recipe: Recipe, options: Options, timeout_seconds: float) -> RunResult:
         mailbox.close()
 
 
-def _answer(trainer: Trainer, share: Share) -> torch.Tensor:
+def _answer(trainer: Trainer, share: WorkerBatch) -> torch.Tensor:
     computed = trainer.compute(share)
     known = computed.know()
     facts = {

@@ -24,14 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from samepath.data.limits import MOST_JSON, check_memory, open_plain, read_whole, size_of
+from samepath import files
 from samepath.engine.state.state import MISSHAPEN, State, check, digest, one_line
 from samepath.errors import CheckpointDamaged
+from samepath.files import MOST_JSON, PART, read_through, read_whole
 
 KEEP = 2
 """Checkpoints kept: the newest, and one to fall back on."""
-_PART = ".part"
-"""Ends the name of what is being written, or removed."""
 _BEFORE = ".before"
 """Ends the name of what has just been replaced."""
 
@@ -44,31 +43,6 @@ class Checkpoint:
     state: State
     progress: dict[str, Any]
     digest: str
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small text file: the old or the new content, never half of one."""
-    aside = path.with_name(path.name + _PART)
-    try:
-        with aside.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        with suppress(OSError):  # the error that is on its way says more
-            aside.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 def write_tensors(
@@ -99,7 +73,7 @@ def save(folder: Path, state: State, progress: dict[str, Any]) -> str:
             there = load(path)
             if (there.digest, there.progress) == (fingerprint, progress):
                 return fingerprint
-    aside = _beside(path, _PART)
+    aside = _beside(path, PART)
     try:
         aside.mkdir()
         tensors, same_as = _distinct(state.tensors)
@@ -112,11 +86,11 @@ def save(folder: Path, state: State, progress: dict[str, Any]) -> str:
         }
         text = json.dumps(content)
         checksum = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest()})
-        write_atomically(aside / "checkpoint.json", f"{checksum}\n{text}\n")
+        files.write_atomically(aside / "checkpoint.json", f"{checksum}\n{text}\n")
         if path.exists():
             path.rename(_beside(path, _BEFORE))
         aside.rename(path)
-        sync_folder(folder)
+        files.sync_folder(folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         with suppress(OSError):
@@ -124,7 +98,7 @@ def save(folder: Path, state: State, progress: dict[str, Any]) -> str:
         raise
     with suppress(OSError):  # this one is safe; the next save tries again
         for old in list_checkpoints(folder)[:-KEEP]:
-            old.rename(_beside(old, _PART))  # never half of one under its own name
+            old.rename(_beside(old, PART))  # never half of one under its own name
         _tidy(folder)
     return fingerprint
 
@@ -137,8 +111,8 @@ def _tidy(folder: Path) -> None:
     """Finish what was cut short: half of a checkpoint goes, one that was not replaced returns."""
     for before in folder.glob(f"step-*{_BEFORE}"):
         path = before.with_suffix("")
-        before.rename(_beside(path, _PART) if path.exists() else path)
-    for part in folder.glob(f"step-*{_PART}"):
+        before.rename(_beside(path, PART) if path.exists() else path)
+    for part in folder.glob(f"step-*{PART}"):
         shutil.rmtree(part)
 
 
@@ -207,16 +181,6 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def read_through(path: Path) -> None:
-    """Read a file that is then mapped into memory: a bad sector is an OSError here, and the end of
-    the process there."""
-    chunk = bytearray(2**20)
-    with open_plain(path) as file:
-        check_memory(size_of(file))
-        while file.readinto(chunk):
-            pass
-
-
 def load_newest(
     folder: Path, warn: Callable[[str], None], *, set_aside: bool = False
 ) -> Checkpoint | None:
@@ -253,7 +217,7 @@ def _set_aside(path: Path) -> str:
         aside = _beside(path, f".damaged-{number}")
     try:
         path.rename(aside)
-        sync_folder(path.parent)
+        files.sync_folder(path.parent)
     except OSError as error:
         return f"cannot be set aside ({error.strerror})"
     return f"is set aside as {aside.name}"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from samepath.engine.step.noise_scale import NoiseScale
+from samepath.engine.noise_scale import NoiseScale
 from samepath.engine.step.settings import StepResult
 
 STUCK = 0.01

@@ -23,15 +23,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from samepath.data.limits import brief, open_plain, parse_json, read_object
+from samepath import files
 from samepath.engine.checks.hardware import versions
 from samepath.engine.run.options import Options
 from samepath.engine.state import checkpoint
-from samepath.engine.state.folder_lock import LOCK, is_empty, lock_folder, take_lock
 from samepath.engine.state.metrics_log import Lines
 from samepath.engine.state.state import State
 from samepath.engine.state.weights import BEST, Epoch, weights_of, write_weights
 from samepath.errors import NotSaved, UserError
+from samepath.files import (
+    LOCK,
+    brief,
+    is_empty,
+    lock_folder,
+    open_plain,
+    parse_json,
+    read_object,
+    take_lock,
+)
 
 if TYPE_CHECKING:
     from samepath.engine.state.progress import RunResult
@@ -152,7 +161,7 @@ class RunFolder:
         **for_others: Any,
     ) -> None:
         """Begin or continue a run, and keep everybody else from writing here. `code` is where its
-        Python files are (`run_code`)."""
+        Python files are (`reopen.code_of`)."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         if earlier is None:
@@ -218,7 +227,7 @@ class RunFolder:
 
     def _write_json(self, content: dict[str, Any]) -> None:
         text = json.dumps(finite(content), indent=2)  # JSON has no word for NaN and infinity
-        checkpoint.write_atomically(self.path / "run.json", text + "\n")
+        files.write_atomically(self.path / "run.json", text + "\n")
 
     # ---- metrics.jsonl
 

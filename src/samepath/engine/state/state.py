@@ -12,20 +12,18 @@ import textwrap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from samepath.engine.comm.tensors import bytes_of, same_bits
-from samepath.engine.step.noise_scale import GrainNorms
-from samepath.engine.step.pending import Underway
+from samepath.engine.noise_scale import GrainNorms
+from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
+from samepath.engine.step.step import Stepper
 from samepath.errors import CheckpointDamaged, UserError
-
-if TYPE_CHECKING:
-    from samepath.engine.step.trainer import Trainer
 
 MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
 """What reading a state raises that is not as we write it, or not of this model."""
@@ -43,7 +41,7 @@ class State:
         return State({n: tensor.clone() for n, tensor in self.tensors.items()}, self.structure)
 
 
-def state_of(trainer: Trainer) -> State:
+def state_of(trainer: Stepper) -> State:
     """The state of a trainer; its tensors are the trainer's own, not copies."""
     tensors: dict[str, Tensor] = {}
     model = trainer.model
@@ -79,35 +77,35 @@ def state_of(trainer: Trainer) -> State:
     }
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     structure["frozen"] = _encode(frozen, "frozen", tensors)
-    if trainer.underway:  # gradients that wait for their turn
+    if trainer.pending:  # gradients that wait for their turn
         structure["underway"] = _encode(
-            [_waiting(underway) for underway in trainer.underway], "underway", tensors
+            [_encode_pending(pending) for pending in trainer.pending], "underway", tensors
         )
     return State(tensors, structure)
 
 
-def _waiting(underway: Underway) -> dict[str, Any]:
-    assert underway.gradients is None, "settle() comes before the state is looked at"
-    assert underway.facts is not None
+def _encode_pending(pending: PendingBatch) -> dict[str, Any]:
+    assert pending.gradients is None, "settle() comes before the state is looked at"
+    assert pending.facts is not None
     facts: dict[str, Any] = {
-        "loss": underway.facts.loss,
-        "grain_losses": list(underway.facts.grain_losses),
+        "loss": pending.facts.loss,
+        "grain_losses": list(pending.facts.grain_losses),
     }
-    if underway.facts.grain_norms is not None:
-        facts["grain_norms"] = asdict(underway.facts.grain_norms)
-    if underway.behind:
-        facts["behind"] = underway.behind
+    if pending.facts.grain_norms is not None:
+        facts["grain_norms"] = asdict(pending.facts.grain_norms)
+    if pending.behind:
+        facts["behind"] = pending.behind
     return {
-        "step": underway.step,
-        "epoch": underway.epoch,
-        "num_examples": underway.num_examples,
-        "weight": underway.weight,
+        "step": pending.step,
+        "epoch": pending.epoch,
+        "num_examples": pending.num_examples,
+        "weight": pending.weight,
         **facts,
-        "gradient": underway.totals,
+        "gradient": pending.totals,
     }
 
 
-def _underway(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> Underway:
+def _decode_pending(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> PendingBatch:
     facts = StepFacts(
         loss=value["loss"],
         grain_losses=tuple(value["grain_losses"]),
@@ -116,7 +114,7 @@ def _underway(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> Unde
         used=[gradient is not None for gradient in value["gradient"]],
         buffers=[],
     )
-    return Underway(
+    return PendingBatch(
         step=value["step"],
         epoch=value["epoch"],
         num_examples=value["num_examples"],
@@ -145,7 +143,7 @@ def load_model(model: nn.Module, state: State) -> None:
         ) from error
 
 
-def load_state(trainer: Trainer, state: State) -> None:
+def load_state(trainer: Stepper, state: State) -> None:
     """Put a trainer into a state."""
     structure = state.structure
     try:
@@ -183,7 +181,7 @@ def load_state(trainer: Trainer, state: State) -> None:
         trainer.step_number = int(structure["step"])
         waiting = _decode(structure.get("underway"), state.tensors) or []
         parameters = list(trainer.model.parameters())
-        trainer.underway = deque(_underway(value, parameters) for value in waiting)
+        trainer.pending = deque(_decode_pending(value, parameters) for value in waiting)
     except MISSHAPEN as error:
         raise CheckpointDamaged(
             f"the checkpoint does not fit this recipe's model and optimizer ({one_line(error)})"

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from samepath.data.limits import parse_json
-from samepath.engine.state.checkpoint import read_through, sync_folder, write_tensors
+from samepath.engine.state.checkpoint import write_tensors
 from samepath.engine.state.state import MISSHAPEN, State, digest, one_line
 from samepath.errors import CheckpointDamaged
+from samepath.files import folder_aside, parse_json, read_through, sync_folder
 
 BEST: Literal["best"] = "best"
 """Instead of a number of epochs: those with the lowest validation loss."""
@@ -39,18 +38,13 @@ def write_weights(
     so many."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (f"epoch-{epoch:05d}" if isinstance(epoch, int) else epoch)
-    aside = path.with_suffix(".part")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-        aside.mkdir()
+    after = epoch if isinstance(epoch, int) else after
+    about = {"digest": digest(State(tensors, {})), "epochs": after}
+    with folder_aside(path) as aside:  # safetensors has a file of its own beside the one it writes
         written = aside / "weights"
-        after = epoch if isinstance(epoch, int) else after
-        about = {"digest": digest(State(tensors, {})), "epochs": after}
         write_tensors(written, tensors, {"about": json.dumps(about)})  # several have no order
         written.replace(path.with_suffix(".safetensors"))
         sync_folder(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def kept_weights(folder: Path) -> dict[Epoch, Path]:

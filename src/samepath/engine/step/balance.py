@@ -36,7 +36,7 @@ KEPT = 0.5
 """The part of that promise that must come true."""
 
 
-class Told(NamedTuple):
+class WorkerTimes(NamedTuple):
     """What a worker says of its times with every step."""
 
     grain_seconds: float
@@ -74,19 +74,19 @@ class Trial:
     """The part of it that is to be saved."""
 
 
-class Speeds:
+class Balance:
     """What is known of all workers' speeds."""
 
     def __init__(self) -> None:
         self.costs: tuple[int, ...] = ()
         """Of a grain for each worker, the fastest worker's being 100; empty while nobody is known
         to be slower."""
-        self._seen: deque[tuple[Sequence[Told], int]] = deque(maxlen=EVERY)
+        self._seen: deque[tuple[Sequence[WorkerTimes], int]] = deque(maxlen=EVERY)
         self._trial: Trial | None = None
         self._patience = EVERY
         self._left = FIRST
 
-    def learn(self, told: Sequence[Told], num_grains: int) -> None:
+    def learn(self, told: Sequence[WorkerTimes], num_grains: int) -> None:
         """What everybody said with a step of so many grains (nothing, where it was not these
         workers' step but comes from a checkpoint)."""
         if not told:

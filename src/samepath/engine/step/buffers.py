@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from samepath.engine.comm.collective import Collective, Record
 from samepath.engine.comm.tensors import bits_of, same_bits
-from samepath.engine.step.gradients import TreeSum
+from samepath.engine.comm.tree_sum import TreeSum
 from samepath.errors import UserError
 from samepath.plan import Reduction
 

@@ -1,13 +1,11 @@
 """From the gradients of grains to the gradient of the batch.
 
-In: parameters, and after each grain's backward pass their `.grad`. Out: `.grad` is the batch's.
-Guaranteed: every element is added over the plan's tree, so the bits do not depend on who computed
-which grain. A parameter no grain used keeps `.grad` None; one that some grains used counts as -0.0
-in the others (x + -0.0 is x for every x), as if those additions had not been made.
+In: parameters, and after each grain's backward pass their `.grad`. Out: the batch's gradient.
+Guaranteed: the bits do not depend on which worker computed which grain (see comm/tree_sum.py). A
+parameter that no grain used has no gradient.
 
-A worker keeps finished subtrees on a stack, as in pairwise summation. The pair at the bottom of
-the tree is added by autograd itself, into `.grad`. Where sums must travel, each gradient of the
-last grain is folded into its bucket the moment it exists, and full buckets leave at once. Both only
+The pair at the bottom of the tree is added by autograd itself, into `.grad`. Where sums must
+travel, each gradient of the last grain is folded into its bucket the moment it exists. Both only
 where a backward pass has shown that each parameter's gradient comes in one piece (a module that is
 used in several segments of `checkpoint(use_reentrant=True)` gets it in several).
 """
@@ -16,229 +14,17 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from samepath.engine.checks.refuse import OwnHook, refuse_sparse
-from samepath.engine.comm.collective import Bucket, Collective
-from samepath.engine.comm.tensors import dense_strides
+from samepath.engine.comm.collective import Collective
+from samepath.engine.comm.tree_sum import Sums, TreeSum
 from samepath.errors import UserError
 from samepath.plan import Reduction
-
-Sums: TypeAlias = list[Tensor | None]
-"""One partial sum: a tensor per parameter, None where no grain used it."""
-
-BUCKET_BYTES = 2 << 20
-ALIGNMENT_BYTES = 64
-_OWN_REFERENCES = 4
-"""Of a view that nobody else holds: among views, in a copy of them, by its name, and as an
-argument."""
-
-
-def add(left: Sums, right: Sums) -> Sums:
-    """left + right, in left's memory."""
-    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
-    if both:
-        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
-    return [b if a is None else a for a, b in zip(left, right, strict=True)]
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a value lies: which bucket, and where in it."""
-
-    bucket: int
-    offset: int
-
-
-def lay_out(tensors: Sequence[Tensor], bucket_bytes: int) -> tuple[list[Slot], list[int]]:
-    """A slot for each tensor and the length of each bucket: filled from the last tensor to the
-    first (the order in which backward finds gradients), one dtype per bucket."""
-    slots: list[Slot] = [Slot(0, 0)] * len(tensors)
-    lengths: list[int] = []
-    dtype: torch.dtype | None = None
-    for index in reversed(range(len(tensors))):
-        tensor = tensors[index]
-        alignment = ALIGNMENT_BYTES // tensor.dtype.itemsize
-        size = -(-tensor.numel() // alignment) * alignment
-        full = lengths and (lengths[-1] + size) * tensor.dtype.itemsize > bucket_bytes
-        if not lengths or full or tensor.dtype != dtype:
-            lengths.append(0)
-            dtype = tensor.dtype
-        slots[index] = Slot(len(lengths) - 1, lengths[-1])
-        lengths[-1] += size
-    return slots, lengths
-
-
-class TreeSum:
-    """Adds lists of tensors over the plan's tree, across workers."""
-
-    def __init__(
-        self,
-        collective: Collective,
-        tensors: Sequence[Tensor],
-        *,
-        exact: bool,
-        bucket_bytes: int = BUCKET_BYTES,
-    ) -> None:
-        self._tensors = list(tensors)
-        self._slots, lengths = lay_out(self._tensors, bucket_bytes)
-        self._layouts = [(tensor.shape, dense_strides(tensor)) for tensor in tensors]
-        self._views: dict[tuple[int, int], Tensor] = {}
-        self._memory: list[int] = []
-        dtypes = {slot.bucket: t.dtype for slot, t in zip(self._slots, tensors, strict=True)}
-        self._worker = collective.worker
-        self.buckets: list[Bucket] = []
-        if collective.num_workers > 1:
-            self.buckets = [
-                collective.bucket(length, dtypes[number], exact=exact)
-                for number, length in enumerate(lengths)
-            ]
-        self._in_bucket = [0] * len(lengths)
-        for slot in self._slots:
-            self._in_bucket[slot.bucket] += 1
-
-    def begin(self, reduction: Reduction) -> None:
-        """A new batch."""
-        self._merges = reduction.merges[self._worker]
-        self._num_sums = reduction.num_sums[self._worker]
-        self._grain = 0
-        self._stack: list[Sums] = []
-        self._last: Sums | None = None
-        self._missing = list(self._in_bucket)
-        self._launched = 0
-        self._used = [False] * len(self._tensors)
-        self._give_away()
-        for bucket in self.buckets:
-            bucket.begin(reduction)
-        memory = [bucket.rows.untyped_storage().data_ptr() for bucket in self.buckets]
-        if memory != self._memory:  # some bucket has more room; views would keep the old alive
-            self._views.clear()
-            self._memory = memory
-
-    def _give_away(self) -> None:
-        """A total that somebody has kept (`previous = p.grad`) gets memory of its own: the bucket's
-        is used again."""
-        for where, view in list(self._views.items()):
-            if sys.getrefcount(view) > _OWN_REFERENCES:
-                own = view.clone()
-                with torch.no_grad():
-                    view.set_(own.untyped_storage(), 0, own.shape, own.stride())
-                del self._views[where]
-
-    @property
-    def used(self) -> list[bool]:
-        """After the last grain: which tensors this worker's grains had a value for."""
-        return self._used if self.buckets else [t is not None for t in self._stack[0]]
-
-    @property
-    def on_last_grain(self) -> bool:
-        return self._grain == len(self._merges) - 1
-
-    @property
-    def merges_with_previous(self) -> bool:
-        """The grain to come completes a pair with the grain just pushed."""
-        return (
-            0 < self._grain < len(self._merges)
-            and self._merges[self._grain] > 0
-            and self._merges[self._grain - 1] == 0
-        )
-
-    def pop(self) -> Sums:
-        return self._stack.pop()
-
-    def push(self, sums: Sums, *, merged: int = 0) -> None:
-        """A grain's values are complete; `merged` of its merges are already in them."""
-        for _ in range(self._merges[self._grain] - merged):
-            sums = add(self._stack.pop(), sums)
-        self._stack.append(sums)
-        self._grain += 1
-
-    def write_early_sums(self) -> None:
-        """Before the last grain: sums that it will not complete go to their rows."""
-        for row in range(self._num_sums - 1):
-            for index, tensor in enumerate(self._stack[row]):
-                self._write(row, index, [] if tensor is None else [tensor])
-
-    def write_last(self, index: int, tensor: Tensor | None) -> None:
-        """During the last grain: one value is complete; fold it and start its bucket if full."""
-        merges = self._merges[self._grain]
-        terms = [tensor, *(self._stack[-1 - level][index] for level in range(merges))]
-        present = [term for term in terms if term is not None]
-        while len(present) > 2:
-            present[:2] = [present[1].add_(present[0])]
-        self._write(self._num_sums - 1, index, present)  # which adds the last two in its place
-        number = self._slots[index].bucket
-        self._missing[number] -= 1
-        while self._launched < len(self.buckets) and self._missing[self._launched] == 0:
-            self._launch_next()
-
-    def launch_rest(self) -> None:
-        """After the last grain. A worker without a grain in this batch has launched none yet."""
-        while self._launched < len(self.buckets):
-            self._launch_next()
-
-    def _launch_next(self) -> None:
-        self.buckets[self._launched].launch()
-        self._launched += 1
-        for bucket in self.buckets[: self._launched]:
-            bucket.progress()
-
-    def _write(self, row: int, index: int, terms: list[Tensor]) -> None:
-        """A value, the sum of two, or nothing, to its place in a bucket's row."""
-        place = self._view(self.buckets[self._slots[index].bucket].rows[row], index)
-        self._used[index] |= bool(terms)
-        if not terms:
-            place.fill_(-0.0)
-        elif len(terms) == 1:
-            place.copy_(terms[0])
-        else:
-            torch.add(terms[1], terms[0], out=place)
-
-    def finish(self) -> Sums:
-        """The totals. Values nobody had are not told apart here (see `used`)."""
-        if not self.buckets:
-            (total,) = self._stack
-            return total
-        for bucket in self.buckets:
-            bucket.settle()
-        totals = [bucket.finish() for bucket in self.buckets]
-        return [self._view(totals[slot.bucket], i) for i, slot in enumerate(self._slots)]
-
-    def _view(self, flat: Tensor, index: int) -> Tensor:
-        """A tensor's place in a bucket. Buckets keep their memory, so views are kept too."""
-        where = (flat.data_ptr(), index)
-        view = self._views.get(where)
-        if view is None:
-            shape, strides = self._layouts[index]
-            offset = flat.storage_offset() + self._slots[index].offset
-            view = self._views[where] = flat.as_strided(shape, strides, offset)
-        return view
-
-    def add(self, sums: Sums) -> None:
-        """A grain's values, all at once; those of the last grain wait for `launch`."""
-        if self.buckets and self.on_last_grain:
-            self._last = sums
-        else:
-            self.push(sums)
-
-    def write_added(self) -> None:
-        """After `add` of the last grain: everything to its rows."""
-        if self._last is not None:
-            self.write_early_sums()
-            for index, tensor in enumerate(self._last):
-                self.write_last(index, tensor)
-
-    def launch(self) -> None:
-        """After `add` of every grain; `finish` ends it."""
-        self.write_added()
-        self.launch_rest()
 
 
 class GradientSum:
@@ -321,10 +107,27 @@ class GradientSum:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def before_backward(self, *, measure: bool = False, correction: float = 1.0) -> None:
+    def backward(self, loss: Tensor, scale: float, *, measure: bool) -> None:
+        """Run a grain's backward pass: its gradient counts for `scale` in the batch's. `measure`
+        takes its norm."""
+        start = torch.full_like(loss, scale)
+        # a loss of 16 bits has no room for most scales; what is lost of them is made up for in the
+        # gradients, which have more
+        correction = 1.0
+        if scale and loss.dtype.itemsize < 4:
+            if not float(start):  # too small for any
+                start = torch.ones_like(loss)
+            correction = scale / float(start)
+        self._before_backward(measure=measure, correction=correction)
+        # a grain that counts for nothing may have no loss to speak of (0 / 0); one of which nothing
+        # is to be learnt may have one without a gradient
+        if scale and loss.requires_grad:
+            loss.backward(start)
+
+    def _before_backward(self, *, measure: bool, correction: float) -> None:
         """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh. `measure`
-        takes its norm, which is only for a grain with an even number: it starts afresh. A gradient
-        is multiplied by `correction` before it is added to anything."""
+        is only for a grain with an even number: it starts afresh. A gradient is multiplied by
+        `correction` before it is added to anything."""
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if parameter.grad is not None:
                 raise UserError(

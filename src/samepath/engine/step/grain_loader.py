@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from samepath.data import GrainRequest, Source
 from samepath.plan import Batch
 
-Mine = Mapping[int, NDArray[np.int64]]
+Grains = Mapping[int, NDArray[np.int64]]
 """Grains by number: their examples."""
 
 
-class Feed(Iterator[Any]):
+class GrainLoader(Iterator[Any]):
     """Grains of the batches of all steps up to `stop`."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Feed(Iterator[Any]):
         source: Source,
         batch: Callable[[int], Batch],
         stop: int,
-        mine: Callable[[Batch], Mine],
+        mine: Callable[[Batch], Grains],
     ) -> None:
         self._source = source
         self._batch = batch
@@ -36,7 +36,7 @@ class Feed(Iterator[Any]):
         self._mine = mine
         self._step: int | None = None
         self._left = 0
-        self._asked: dict[int, Mine] = {}
+        self._asked: dict[int, Grains] = {}
         """What the source has been asked for, from the present step on."""
         self._grains: Iterator[Any] = iter(())
 
@@ -44,7 +44,7 @@ class Feed(Iterator[Any]):
         """Some grains, out of turn."""
         return self._source.load(requests)
 
-    def turn_to(self, step: int, mine: Mine) -> None:
+    def turn_to(self, step: int, mine: Grains) -> None:
         """What comes next are these grains."""
         follows = self._step is not None and step == self._step + 1 and not self._left
         self._step, self._left = step, len(mine)

@@ -1,47 +1,18 @@
-"""Is it the path that has diverged, or one worker that computes wrongly?
+"""Which workers may be at fault for numbers that are not finite.
 
-In: a step whose loss or gradient came out NaN or infinite. Out: its result, if other workers find
-it finite; None, if they find it as it was. Broken memory, a processor or a GPU that is failing make
-one worker's numbers wrong; a path that diverges is the same on every worker.
+In: a batch whose loss or gradient came out NaN or infinite. Out: the workers that may have computed
+it wrongly. Broken memory, a processor or a GPU that is failing make one worker's numbers wrong; a
+path that diverges is the same on every worker (`Stepper` computes the batch again to find out).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from samepath.engine.step.pending import Underway
-from samepath.errors import Diverged
-
-if TYPE_CHECKING:
-    from samepath.engine.step.settings import StepResult
-    from samepath.engine.step.trainer import Trainer
+from samepath.engine.step.pending import PendingBatch
 
 
-def second_opinion(
-    trainer: Trainer, first: Underway, again: Callable[[], StepResult]
-) -> StepResult | None:
-    """Compute a batch once more, without the worker whose numbers were not finite."""
-    suspects, known = _suspects(first)
-    for worker in suspects:
-        trainer.without = worker if trainer.collective.num_workers > 1 else None
-        try:
-            result = again()
-        except Diverged:
-            continue
-        finally:
-            trainer.without = None
-        whose = f"worker {worker}" if known else "some worker"
-        trainer.doubt(
-            f"{whose} came to numbers that are not finite at step {first.step}, and others do not: "
-            "theirs are used; its memory or processor may be failing"
-        )
-        return result
-    return None
-
-
-def _suspects(first: Underway) -> tuple[list[int], bool]:
+def suspects(first: PendingBatch) -> tuple[list[int], bool]:
     """Workers that may be at fault, and whether it is known that they are: a gradient does not say
     whose grain it comes from, so that all are left out in turn."""
     assert first.division is not None

@@ -1,8 +1,8 @@
 """A batch whose grains are computed, and whose gradient is being added.
 
-In: sums that have been launched. Out, as soon as somebody wants them: what everybody knows of the
-step, and the batch's gradient. Guaranteed: a settled one depends on no other worker any more and
-can be written to disk.
+In: sums that have been launched. Out, when it is asked for: what all workers know of the step, and
+the batch's gradient. Guaranteed: a settled one depends on no other worker any more and can be
+written to disk.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from torch import nn
 
 from samepath.engine.checks.refuse import refuse_hooks
 from samepath.engine.comm.collective import Collective, Record
-from samepath.engine.step.balance import Speeds
-from samepath.engine.step.gradients import GradientSum, Sums
+from samepath.engine.comm.tree_sum import Sums
+from samepath.engine.step.balance import Balance
+from samepath.engine.step.gradients import GradientSum
 from samepath.engine.step.record import StepFacts, unpack
 from samepath.errors import UserError
 from samepath.plan import Division
 
 
 @dataclass(kw_only=True)
-class Underway:
+class PendingBatch:
     """One batch between its backward passes and its update."""
 
     step: int
@@ -40,17 +41,22 @@ class Underway:
     behind: int = 0
     """Updates made since the weights it was computed with."""
     gradients: GradientSum | None = None
-    """Who adds it; None once it is settled."""
+    """Adds it; None once it is settled."""
     division: Division | None = None
     end_gather: Callable[[], list[Record]] | None = None
     buffers_bytes: int = 0
-    """Of what a worker says of its buffers."""
+    """Length of a worker's record of its buffers."""
     is_learnt: bool = False
-    """Speeds have learnt from it."""
+    """The balance has learnt from its times."""
+
+    @property
+    def some_are_idle(self) -> bool:
+        """Some worker has no grain of it."""
+        return self.division is not None and not all(self.division.reduction.runs)
 
     def know(self) -> StepFacts:
-        """What everybody says of the step. There is one gather under way at a time: the next may
-        begin only after this."""
+        """What all workers say of the step. One gather travels at a time: the next may begin only
+        after this."""
         if self.facts is None:
             assert self.gradients is not None
             assert self.division is not None
@@ -61,12 +67,12 @@ class Underway:
             )
         return self.facts
 
-    def teach(self, speeds: Speeds) -> None:
-        """Tell what everybody said of its times, once (on all workers between the same steps)."""
+    def teach(self, balance: Balance) -> None:
+        """Tell the balance the workers' times, once (on all workers between the same steps)."""
         facts = self.know()
         if not self.is_learnt:
             self.is_learnt = True
-            speeds.learn(facts.times, len(facts.grain_losses))
+            balance.learn(facts.times, len(facts.grain_losses))
 
     def gradient(self) -> Sums:
         """The batch's gradient, None where no grain used a parameter. It is memory that the next
@@ -91,28 +97,28 @@ class Underway:
             parameter.grad = gradient if parameter.requires_grad else None
 
 
-class SumPool:
-    """Gradient sums of a model: one for each of the batches that are under way at once."""
+class GradientSums:
+    """Gradient sums of a model: one for each of the batches that are pending at once."""
 
     def __init__(self, collective: Collective, *, exact: bool) -> None:
         self._collective = collective
         self._exact = exact
         self._sums: list[GradientSum] = []
 
-    def free(self, model: nn.Module, underway: Collection[Underway]) -> GradientSum:
-        """One that no batch under way uses, over the parameters as they are now (people freeze and
+    def free(self, model: nn.Module, pending: Collection[PendingBatch]) -> GradientSum:
+        """One that no pending batch uses, over the parameters as they are now (people freeze and
         unfreeze)."""
         parameters = dict(model.named_parameters())
         if not any(parameter.requires_grad for parameter in parameters.values()):
             raise UserError("no parameter of the model requires a gradient; unfreeze some")
         refuse_hooks(parameters)
         if not all(known.fits(parameters) for known in self._sums):
-            for batch in underway:
+            for batch in pending:
                 batch.settle()
             for sums in self._sums:
                 sums.close()
             self._sums = []
-        busy = [id(batch.gradients) for batch in underway]
+        busy = [id(batch.gradients) for batch in pending]
         for sums in self._sums:
             if id(sums) not in busy:
                 return sums

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from samepath.engine.comm.collective import Record
-from samepath.engine.step.balance import Told
-from samepath.engine.step.noise_scale import GrainNorms, average, is_measured
+from samepath.engine.noise_scale import GrainNorms, average, is_measured
+from samepath.engine.step.balance import WorkerTimes
 from samepath.plan.shares import Division
 
 ROWS = 3
@@ -39,7 +39,7 @@ class StepFacts:
     """Each worker's word on its buffers."""
     replicas: list[Record] = field(default_factory=list)
     """Each worker's word on its model."""
-    times: tuple[Told, ...] = ()
+    times: tuple[WorkerTimes, ...] = ()
     """Each worker's word on its times; nothing where the step was others'."""
 
 
@@ -51,7 +51,7 @@ def pack(
     used: Sequence[bool],
     buffers: Record,
     replicas: Record,
-    times: Told,
+    times: WorkerTimes,
     *,
     stop: bool,
 ) -> Record:
@@ -78,7 +78,7 @@ def unpack(
 ) -> StepFacts:
     """Everybody's records as facts."""
     most = division.most_grains
-    sizes = [8 * ROWS * most, 8 * len(Told._fields), 1 + num_parameters, buffers_bytes]
+    sizes = [8 * ROWS * most, 8 * len(WorkerTimes._fields), 1 + num_parameters, buffers_bytes]
     split = np.cumsum(sizes)
     numbers, times, flags, buffers, replicas = zip(
         *(np.split(record, split) for record in records), strict=True
@@ -104,5 +104,5 @@ def unpack(
         used=anyone[1:].astype(bool).tolist(),
         buffers=list(buffers),
         replicas=[record.copy() for record in replicas],  # aligned: they are numbers
-        times=tuple(Told(*worker.view(np.float64).tolist()) for worker in times),
+        times=tuple(WorkerTimes(*worker.view(np.float64).tolist()) for worker in times),
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.data import Draws
-from samepath.engine.step.noise_scale import NoiseSample
+from samepath.engine.noise_scale import NoiseSample
 from samepath.errors import UserError
 from samepath.plan import Batch
 from samepath.recipe import check_training
@@ -124,12 +124,12 @@ def refuse_plateau_by_step(
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerBatch:
     """A batch, and this worker's grains of it as they are needed."""
 
     batch: Batch
     grains: Iterator[Any]
-    """Those of an even assignment; or a Feed, which has whichever are asked for."""
+    """Those of an even assignment; or a GrainLoader, which has whichever are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

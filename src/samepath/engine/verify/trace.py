@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from samepath.engine.comm.tensors import fingerprint
 from samepath.engine.run.loop import Run
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state import checkpoint
 from samepath.engine.state.progress import Display, RunResult
 from samepath.engine.state.state import State, state_of
 from samepath.engine.step.settings import StepResult
-from samepath.engine.step.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)

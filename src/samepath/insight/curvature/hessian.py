@@ -27,8 +27,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from samepath.data import GrainRequest, Source, seed_everything
 from samepath.engine.comm.collective import Collective
-from samepath.engine.run.evaluation import to_device
-from samepath.engine.step.gradients import TreeSum
+from samepath.engine.comm.tensors import to_device
+from samepath.engine.comm.tree_sum import TreeSum
 from samepath.errors import UserError, WorkerLost
 from samepath.keys import key
 from samepath.plan import Batch, divide, epoch_order

@@ -14,7 +14,7 @@ from torch import nn
 
 from samepath.data import GrainRequest, Loaders, as_source
 from samepath.engine.run.options import Options
-from samepath.engine.step.settings import Share
+from samepath.engine.step.settings import WorkerBatch
 from samepath.insight.profile.recorder import Recorder
 from samepath.plan import Batch, divide
 from samepath.recipe import Recipe
@@ -24,7 +24,7 @@ class Engine(ABC):
     """A way to train, on one worker."""
 
     model: nn.Module
-    shares: Iterator[Share]
+    shares: Iterator[WorkerBatch]
     """Whole batches only, one after another, each with what this worker computes of it."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Engine(ABC):
 
 def shares_of(
     recipe: Recipe, options: Options, recorder: Recorder, *, worker: int, workers: int, exact: bool
-) -> Iterator[Share]:
+) -> Iterator[WorkerBatch]:
     """An epoch's short last batch is left out: it takes less long, and says nothing of the rest."""
     plan = options.plan
     source = as_source(
@@ -58,4 +58,4 @@ def shares_of(
         for examples in divide(batch, workers, exact=exact).grains(worker).values()
     )
     grains = recorder.each("load", source.load(requests))
-    return (Share(batch, grains) for batch in batches())
+    return (WorkerBatch(batch, grains) for batch in batches())

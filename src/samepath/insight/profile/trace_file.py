@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.state.checkpoint import write_atomically
+from samepath.files import write_atomically
 from samepath.insight.profile.timeline import MAIN, Event, Timeline, lanes
 
 

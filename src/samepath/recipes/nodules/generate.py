@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from samepath.engine.checks.hardware import versions
 from samepath.engine.state.reopen import ReopenedRun, reopen
 from samepath.engine.state.weights import Epoch
 from samepath.errors import UserError
+from samepath.files import folder_aside
 from samepath.recipes.nodules.generation import Generated, Generator
 from samepath.recipes.nodules.judgement import Judgement, judge, table
 from samepath.recipes.nodules.measures import MEASURES, measure
@@ -90,18 +90,13 @@ def generate(request: GenerateRequest) -> GenerateResult:
         native = generator.generate(
             request.count, request.category, side=generator.model.side, seed=request.seed
         )
-    aside = out.with_name(out.name + ".part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with folder_aside(out) as aside:
         files, verdict, why_not = _judge(request, run, generator, native.volumes, aside)
         if verdict is not None:
             provenance["judgement"] = verdict.as_dict()
         (aside / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n")
         _write(request, made, provenance, aside)
         placed = _place(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return GenerateResult(
         out=out,
         files=[placed[name] for name in ["provenance.json", *files]],

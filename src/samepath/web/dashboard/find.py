@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from samepath.engine.state.folder_lock import is_locked
+from samepath.files import is_locked
 
 MARKS = {
     "run.json": "run",

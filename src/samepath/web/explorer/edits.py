@@ -8,7 +8,6 @@ another keep-list is set aside, never used and never deleted.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.keep_list import KeepList
-from samepath.data.limits import brief, open_plain, parse_json, read_whole
 from samepath.errors import UserError
+from samepath.files import brief, content_hash, parse_json, read_whole
 
 FORMAT = 1
 MOST_JOURNAL = 1 << 30
@@ -114,9 +113,7 @@ class Edits:
         self._done: list[tuple[Edit, Columns]] = []
         self._undone: list[Edit] = []
         self._saved_at: Edit | None = None
-        with open_plain(keep) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        self._header = {"format": FORMAT, "keep": keep.name, "sha256": digest}
+        self._header = {"format": FORMAT, "keep": keep.name, "sha256": content_hash(keep)}
         self._restore(read_only)
 
     @property

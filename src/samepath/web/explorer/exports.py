@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from samepath.errors import UserError
+from samepath.files import write_atomically
 from samepath.web.explorer.state import Explorer
 from samepath.web.guard import static_folder
 
@@ -43,13 +44,10 @@ def write_export(explorer: Explorer, out: Path) -> None:
     if kind not in KINDS:
         raise UserError(f"--export {out}: the name must end in .html, .csv or .parquet")
     content = export(explorer, kind)
-    aside = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(content)
-        aside.replace(out)
+        write_atomically(out, content, sync=False)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise UserError(f"{out} cannot be written ({error.strerror}); give another path") from None
 
 

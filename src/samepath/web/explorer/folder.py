@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.limits import brief, opened_tensors, read_json
 from samepath.errors import UserError
+from samepath.files import brief, opened_tensors, read_json
 from samepath.web.explorer.pictures import Pictures
 
 FORMAT = 1

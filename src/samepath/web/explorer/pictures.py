@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.limits import brief, opened_tensors
 from samepath.errors import UserError
+from samepath.files import brief, opened_tensors
 
 SHEET_SIDE = 2048
 MAX_SHEET_PIXELS = 32 * 10**6

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 
-from samepath.engine.state.folder_lock import lock_folder
+from samepath.files import lock_folder
 from samepath.web.explorer.app import explorer_app
 from samepath.web.explorer.folder import check_folder
 from samepath.web.explorer.state import Explorer

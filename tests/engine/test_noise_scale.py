@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samepath import start
+from samepath.engine.noise_scale import NoiseSample, NoiseScale, average, is_measured, sample
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
 from samepath.engine.step.gradients import GradientSum
-from samepath.engine.step.noise_scale import NoiseSample, NoiseScale, average, is_measured, sample
 from samepath.engine.step.settings import StepResult
 
 Data = tuple[Tensor, Tensor]
