@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.curation.cache import read_arrays
+from samepath.curation.folder import read_arrays
 from samepath.curation.keep import REASONS
 from samepath.data.keep_list import KeepList, read_keep_list
 from samepath.errors import UserError

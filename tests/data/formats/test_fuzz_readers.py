@@ -36,9 +36,8 @@ from measured_steps import LINK, made
 from torch import nn
 from ui_folders import make_finding, make_run
 
-from samepath.curation.cache import read_arrays, write_arrays
-from samepath.curation.extractor import load_from
-from samepath.curation.folder import CurationFolder
+from samepath.curation.folder import CurationFolder, read_arrays, write_arrays
+from samepath.curation.network import load_from
 from samepath.data import download
 from samepath.data.examples import examples_identity
 from samepath.data.fingerprint import fingerprint

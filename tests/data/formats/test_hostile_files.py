@@ -31,8 +31,8 @@ from test_fuzz_readers import FEW, READERS
 from torch import nn
 
 from samepath import files
-from samepath.curation.cache import read_arrays as read_stage
-from samepath.curation.extractor import load_from
+from samepath.curation.folder import read_arrays as read_stage
+from samepath.curation.network import load_from
 from samepath.data.fingerprint import fingerprint
 from samepath.data.formats import cifar10
 from samepath.data.formats.batch_pickle import unpickle
