@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -12,14 +13,13 @@ import pytest
 
 from samepath.recipe import Recipe
 from samepath.strategies import BUILT_IN, find_strategy
+from write_insight_docs import render as render_advice
+from write_promise_docs import render as render_promise
+from write_readme import diff
+from write_readme import render as render_readme
+from write_reliability_docs import render as render_reliability
 
 ROOT = Path(__file__).parents[2]
-from write_insight_docs import render as render_advice  # noqa: E402
-from write_promise_docs import render as render_promise  # noqa: E402
-from write_readme import diff  # noqa: E402
-from write_readme import render as render_readme  # noqa: E402
-from write_reliability_docs import render as render_reliability  # noqa: E402
-
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -143,3 +143,15 @@ def test_the_promise_lists_every_construct_that_is_tested() -> None:
 def test_reliability_shows_what_benchmarks_found() -> None:
     text = (ROOT / "docs" / "reliability.md").read_text()
     assert text == render_reliability(text), "run: python scripts/write_reliability_docs.py"
+
+
+def test_every_function_of_the_architecture_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::([\w.]+)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert len(named) > 30
+    for file, name in named:
+        scope: list[ast.stmt] = ast.parse((ROOT / "src" / "samepath" / file).read_text()).body
+        for part in name.split("."):
+            kinds = (ast.FunctionDef, ast.ClassDef)
+            found = next((n for n in scope if isinstance(n, kinds) and n.name == part), None)
+            assert found is not None, f"{file} has no {name}"
+            scope = found.body

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ STEPS = 5 * EPOCHS
 CALLS = 22  # of the loss in an epoch: four batches of five grains and one of two
 RECIPE = """
 import os, sys, time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, {PARITY!r})
@@ -450,11 +451,11 @@ def test_a_run_that_has_ended_has_not_failed(tmp_path: Path, before: str, after:
 def test_two_who_begin_at_once(tmp_path: Path, options: Options) -> None:
     """Both have seen an empty folder; the first has ended when the second gets the lock."""
     first, second = (RunFolder(tmp_path / "run") for _ in range(2))
-    first.write(options, ["first"], None)
+    first.write(asdict(options), ["first"], None)
     begun = first.read()
     first.unlock()
     with pytest.raises(UserError, match="holds another run"):
-        second.write(options, ["second"], None)
+        second.write(asdict(options), ["second"], None)
     assert second.read() == begun
     assert not second.holds_lock
 
@@ -472,14 +473,14 @@ def test_two_who_begin_at_once_without_a_name(
 def test_a_new_run_where_nothing_can_be_written(tmp_path: Path, options: Options) -> None:
     folder = RunFolder(tmp_path / "run")
     with no_file_larger_than(10), pytest.raises(UserError) as refused:
-        folder.write(options, [], None)
+        folder.write(asdict(options), [], None)
     assert re.fullmatch(
         r"--out \S+ cannot be written to \(File too large\); free space or make it writable, or "
         "give another folder",
         str(refused.value),
     )
     assert list(folder.path.iterdir()) == []
-    folder.write(options, [], None)  # it is not locked either
+    folder.write(asdict(options), [], None)  # it is not locked either
     folder.unlock()
 
 

@@ -299,7 +299,7 @@ def test_one_worker_elsewhere_is_in_run_json(folder: Path) -> None:
     )
     (folder / "options.json").write_text(json.dumps(asdict(made)))
     place = RunFolder(folder / "run")
-    place.write(made, [], None)
+    place.write(asdict(made), [], None)
     place.unlock()
     torchrun = Path(sys.executable).with_name("torchrun")
     done = subprocess.run(

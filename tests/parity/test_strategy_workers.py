@@ -11,6 +11,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def stop_all(link: Link, folder: str, stops: dict[str, int]) -> None:
             options = options_of(strategy, steps=stop)
             out = RunFolder(Path(folder, str(number)))
             if session.is_first:
-                out.write(options, [], None)
+                out.write(asdict(options), [], None)
             assert Run(recipe, options, session, out).go().steps == stop
 
 

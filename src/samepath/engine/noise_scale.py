@@ -5,8 +5,8 @@ simple noise scale tr(S) / |G|^2 of McCandlish et al. 2018 (appendix A.1), smoot
 interval: about the batch size above which a larger batch hardly saves steps. Guaranteed: the same
 bits at every worker count; nothing is computed twice for it.
 
-Only grains with an even number are looked at: their gradients are alone in `.grad` whoever computes
-them, while autograd may add an odd one to its neighbour's at once.
+Only grains with an even number are looked at: their gradients are alone in `.grad` on every worker,
+while autograd may add an odd one to its neighbour's at once.
 """
 
 from __future__ import annotations

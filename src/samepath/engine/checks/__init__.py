@@ -1,1 +1,1 @@
-"""What would break the promise, found and refused by name."""
+"""Checks that find what would break the promise, and refuse it by name."""

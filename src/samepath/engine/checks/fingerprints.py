@@ -1,4 +1,4 @@
-"""What a run is made of that no option names: its data, and the user's own modules.
+"""Fingerprints of what a run is made of and no option names: its data, and the user's own modules.
 
 In: a recipe that was found, and what an earlier start wrote. Out: fingerprints for run.json, or a
 UserError that names what has changed. Guaranteed: what an older samepath did not write is not
@@ -35,7 +35,8 @@ _DATA = {"train": "training", "valid": "validation"}
 
 
 def fingerprints(found: FoundRecipe, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a recipe whose functions have run once, and those that were known `before`."""
+    """Take the fingerprints of a recipe whose functions have run once; those that were known
+    `before` stay."""
     contents = {
         f"{name}_content": before.get(f"{name}_content") or _content(found.recipe, name)
         for name in _DATA
@@ -57,7 +58,8 @@ def refuse_others(found: FoundRecipe, before: Mapping[str, Any], *, began: str =
 
 
 def refuse_others_now(found: FoundRecipe, before: Mapping[str, Any]) -> None:
-    """The same in a worker that begins while the run goes on: what can be seen at a glance."""
+    """Raise in a worker that begins while the run goes on, for changes that can be seen at a
+    glance."""
     changed = changed_modules(found.name, before.get("modules") or {})
     for name, word in _DATA.items():
         data, known = getattr(found.recipe, name), before.get(f"{name}_content")
@@ -87,8 +89,8 @@ _LOADED_BY_US = ("__main__", "__mp_main__", "samepath_recipe_", "samepath_strate
 
 
 def own_modules(recipe: str) -> dict[str, str]:
-    """Of all modules that are imported now. Call it when the recipe's functions have run once, so
-    that those they import are there."""
+    """Hash the user's modules that are imported now. Call it when the recipe's functions have run
+    once, so that those they import are there."""
     folder, found = _folder(recipe), {}
     for name, module in list(sys.modules.items()):
         file, package = _file_of(module), _file_of(sys.modules.get(name.partition(".")[0]))
@@ -106,7 +108,8 @@ def own_modules(recipe: str) -> dict[str, str]:
 
 
 def changed_modules(recipe: str, before: Mapping[str, str]) -> list[str]:
-    """Those whose files hold something else now. (One that is gone is missed by who imports it.)"""
+    """List the modules whose files hold something else now. (Importing one that is gone fails by
+    itself.)"""
     folder, changed = _folder(recipe), []
     for name, expected in before.items():
         file = _find(name, folder)

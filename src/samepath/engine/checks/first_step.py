@@ -1,4 +1,4 @@
-"""Before the first step: do the workers have the same model, and do they compute the same?
+"""Checks before the first step: do the workers have the same model, and compute the same?
 
 In: a model, an optimizer, settings; the first grain. Out: nothing, or an error that says which
 worker differs. A model that was made without the seed, settings that read the worker's number, data

@@ -1,8 +1,9 @@
-"""What the bits depend on beside the run's options: the machine, and the libraries that compute.
+"""Facts that the bits depend on beside the run's options: the machine, and the libraries that
+compute.
 
-Kernels choose by instruction set and by the sizes of caches, so another CPU gives other bits.
-In: this machine; what an earlier start of a run wrote of its own. Out: a fingerprint, a line for
-people; a UserError where the two differ and nobody said that they may.
+Kernels choose by instruction set and by the sizes of caches, so another CPU gives other bits. In:
+this machine; what an earlier start of a run wrote of its own. Out: a fingerprint, a line for
+people; a UserError where the two differ and that was not allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PINS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 
 
 def versions() -> dict[str, str]:
-    """All of it, as run.json holds it. What there is none of is empty."""
+    """List all of them, as run.json holds them. What there is none of is empty."""
     return {
         "samepath": __version__,
         "torch": torch.__version__,
@@ -56,8 +57,9 @@ def describe(machine: Mapping[str, str], also: tuple[str, ...] = ("kernels",)) -
 
 
 def refuse_other_hardware(before: Mapping[str, str], *, allowed: bool) -> bool:
-    """Whether this machine or its libraries are others than those of a run's last start; that is an
-    error unless it is `allowed`. (What an older samepath did not write is not compared.)"""
+    """Say whether this machine or its libraries are others than those of a run's last start;
+    that is an error unless it is `allowed`. (What an older samepath did not write is not
+    compared.)"""
     now = versions()
     other = [name for name in before.keys() & now.keys() if before[name] != now[name]]
     words = []

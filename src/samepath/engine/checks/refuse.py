@@ -1,4 +1,4 @@
-"""What the engine cannot train, refused by name before anything starts.
+"""Refusals by name, before anything starts, of what the engine cannot train.
 
 In: a model and an optimizer, later a recipe and its plan. Out: nothing, or a UserError that says
 what to use instead.
@@ -106,7 +106,7 @@ def modules_outside(loss: Callable[..., Any], model: nn.Module) -> nn.ModuleList
 
 
 def refuse_outside(modules: LeftAlone) -> None:
-    """Raise if a batch's grains have changed modules that nobody merges, compares or saves."""
+    """Raise if a batch's grains have changed modules that are not merged, compared or saved."""
     modules.put_back()
     for name in sorted(modules.changed):
         raise UserError(
@@ -139,7 +139,7 @@ def refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def refuse_sparse(name: str) -> UserError:
-    """For a gradient that a function made sparse, unseen before it ran."""
+    """Make the error for a gradient that a function made sparse, unseen before it ran."""
     return UserError(f"the gradient of {name!r} is sparse; call F.embedding with sparse=False")
 
 

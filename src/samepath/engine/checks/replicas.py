@@ -1,4 +1,4 @@
-"""Do all workers hold the same model, and does computing a grain leave its weights alone?
+"""Comparison of the workers' models, which must be the same and change only by updates.
 
 In: a model, before and after a batch's grains. Out: nothing, or an error that names the tensor.
 Guaranteed: workers whose weights or buffers part from the others' are found within `EVERY` steps,
@@ -52,7 +52,8 @@ class Replicas:
     # ---- around the grains of a batch
 
     def begin(self, *, check: bool) -> None:
-        """Before the grains. `check`, the same on every worker: compare with the others."""
+        """Get ready for a batch's grains. `check`, the same on every worker: compare with the
+        others."""
         self._start = tensor_sums(list(self._tensors().values())) if check else None
         self._num_grains = 0
         self._known = set(self._before)
@@ -122,7 +123,8 @@ class Replicas:
         return tensor_sums(list(self._parameters().values()))
 
     def record(self) -> Record:
-        """After the grains: what the others must know; nothing where nothing is checked."""
+        """Pack what the other workers must know after the grains; nothing where nothing is
+        checked."""
         if self._start is None:
             return np.zeros(0, np.uint8)
         after = self._parameter_sums()
@@ -182,8 +184,8 @@ class LeftAlone:
         """What had to be put back."""
 
     def put_back(self, *, all_of_it: bool = True) -> None:
-        """Or only buffers, and weights that have been changed before (looking at all weights takes
-        time)."""
+        """Undo changes; not `all_of_it`: only of buffers, and of weights that have been changed
+        before (looking at all weights takes time)."""
         for place, name, full_name, tensor, before in self._homes:
             if not (all_of_it or full_name in self.changed or not isinstance(tensor, nn.Parameter)):
                 continue

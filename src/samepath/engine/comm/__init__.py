@@ -1,1 +1,1 @@
-"""Who this worker is, and how workers talk to each other."""
+"""Finding out which worker this process is, and talking to the other workers."""

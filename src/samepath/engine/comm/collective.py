@@ -1,6 +1,6 @@
-"""How workers talk. Nothing else speaks through torch.distributed, but for `peers` (plain sums).
+"""Communication between workers: small records, buckets of sums, messages.
 
-In: a Place. Out: a Collective: small records gathered from everybody, and buckets of partial sums
+In: a Place. Out: a Collective: small records gathered from all workers, and buckets of partial sums
 that become one total. Three kinds: `Alone`; `Network` (gloo on CPU, NCCL on GPU); and, in
 `shared_memory`, one for workers of one machine.
 Guaranteed: a bucket's total is added in the order the Reduction says, bit for bit, whatever the
@@ -58,7 +58,7 @@ class Bucket(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Wait for everybody's sums and do this worker's part of adding them."""
+        """Wait for all workers' sums and do this worker's part of adding them."""
 
     @abstractmethod
     def finish(self) -> Tensor:
@@ -73,15 +73,15 @@ class Collective(ABC):
     num_workers: int
     device: torch.device
     timeout_seconds: float
-    """How long to wait for anybody."""
+    """How long to wait for another worker."""
 
     @abstractmethod
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
-        """Start gathering a record of one size from everybody; the result ends it."""
+        """Start gathering a record of one size from all workers; the result ends it."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
-        """Overwrite everybody's tensor with one worker's."""
+        """Overwrite all workers' tensor with one worker's."""
 
     @abstractmethod
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
@@ -100,7 +100,7 @@ class Collective(ABC):
 
 
 class Alone(Collective):
-    """One process: everything is already together."""
+    """The collective of a single process: everything is already together."""
 
     worker = 0
     num_workers = 1
@@ -143,12 +143,12 @@ class Network(Collective):
 
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
         mine = torch.from_numpy(record).to(self.device)
-        everybody = mine.new_empty(self.num_workers * len(record))
-        work = dist.all_gather_single(everybody, mine, group=self.scatter_group, async_op=True)
+        gathered = mine.new_empty(self.num_workers * len(record))
+        work = dist.all_gather_single(gathered, mine, group=self.scatter_group, async_op=True)
 
         def end() -> list[Record]:
             wait(work)
-            return list(everybody.cpu().numpy().reshape(self.num_workers, -1))
+            return list(gathered.cpu().numpy().reshape(self.num_workers, -1))
 
         return end
 
@@ -192,7 +192,7 @@ _joined = itertools.count()
 
 def _join(backend: str, place: Place, timeout: timedelta) -> None:
     if backend == "gloo":
-        # torch remembers the Python stack of 2000 collectives, for whoever debugs NCCL: memory that
+        # torch remembers the Python stack of 2000 collectives, for debugging NCCL: memory that
         # grows for hours where a run has few of them
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     with _peers_may_leave():
@@ -205,8 +205,8 @@ def _join(backend: str, place: Place, timeout: timedelta) -> None:
 
 
 def _store(place: Place, timeout: timedelta) -> Store | None:
-    """Where workers find each other: our launcher's store; or one of worker 0's, which listens only
-    where it has to; or (None) torchrun's."""
+    """Open the store by which workers find each other: our launcher's; or worker 0's, which
+    listens only where it has to; or (None) torchrun's."""
     if place.store_prefix:
         launchers = TCPStore(
             place.address, place.port, is_master=False, wait_for_workers=False, timeout=timeout
@@ -233,7 +233,7 @@ def _store(place: Place, timeout: timedelta) -> Store | None:
 
 @contextmanager
 def _peers_may_leave() -> Iterator[None]:
-    """One that left becomes one clear error, which is not blamed on whoever meets it."""
+    """Turn the loss of another worker into one clear error, which is not blamed on this worker."""
     try:
         yield
     except RuntimeError as error:
@@ -353,7 +353,7 @@ class NetworkBucket(Bucket):
         return self._collective.device.type == "cpu" and self._work.is_completed()
 
     def return_chunk(self) -> None:
-        """My chunk is here: add its sums in the tree's order and send the total to everybody."""
+        """My chunk is here: add its sums in the tree's order and send the total to all workers."""
         assert self._work is not None
         wait(self._work)
         if self.watch is not None:
@@ -389,7 +389,7 @@ class NetworkBucket(Bucket):
 
 
 def machine_name() -> str:
-    """What two workers must share to share memory: the host and its boot."""
+    """Name the host and its boot, which two workers must have in common to share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return socket.gethostname() + file.read().strip()

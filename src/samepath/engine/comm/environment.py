@@ -1,4 +1,5 @@
-"""Who am I? Read from the variables that torchrun, mpirun and srun set; alone when there are none.
+"""This worker's place in the run, read from the variables that torchrun, mpirun and srun set; alone
+when there are none.
 
 In: environment variables. Out: a Place. Nothing else is read, except that Slurm is asked for the
 address of a node whose name the network does not know.
@@ -116,7 +117,7 @@ def _slurm(variables: Mapping[str, str]) -> Place:
 
 
 def _node_address(node: str) -> str:
-    """Where a Slurm node can be reached: by its name, or at the address Slurm has for it."""
+    """Find where a Slurm node can be reached: by its name, or at the address Slurm has for it."""
     try:
         return socket.gethostbyname(node)
     except OSError:

@@ -1,7 +1,7 @@
 """Plain sums between the workers of a session, for engines that are compared with ours.
 
 In: workers that have joined (a Network, or shared memory above one). Out: tensors summed or passed
-on over a gloo group of one's own, so that its order of calls is nobody else's business.
+on over a gloo group of their own, so that its order of calls disturbs no other talk.
 Guaranteed: every wait has the group's limit; a peer that left becomes one clear error. Sums are
 added in gloo's order: they are not ours to the bit. torch.distributed stays in here.
 """
@@ -21,7 +21,7 @@ from samepath.errors import WorkerLost
 
 
 class Peers:
-    """Everybody in the run, in a group of its own. Made by all workers in the same order."""
+    """The workers of a run in a group of their own. Made by all workers in the same order."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
@@ -31,25 +31,25 @@ class Peers:
         self._group: dist.ProcessGroup | None = dist.new_group(timeout=timeout, backend="gloo")
 
     def add(self, tensor: Tensor) -> None:
-        """Everybody's tensors, summed into each."""
+        """Sum all workers' tensors into each worker's."""
         wait(self._begun(lambda: dist.all_reduce(tensor, group=self._group, async_op=True)))
 
     def add_begin(self, tensor: Tensor) -> torch.futures.Future[list[Tensor]]:
-        """The same, while the caller goes on."""
+        """Start summing while the caller goes on; the result ends it."""
         return self._begun(
             lambda: dist.all_reduce(tensor, group=self._group, async_op=True)
         ).get_future()
 
     def collect(self, mine: Tensor) -> list[Tensor]:
-        """Everybody's tensors on worker 0; elsewhere none."""
-        everybody = (
+        """Gather all workers' tensors on worker 0; elsewhere none."""
+        gathered = (
             [torch.empty_like(mine) for _ in range(self.num_workers)] if self.worker == 0 else None
         )
-        wait(self._begun(lambda: dist.gather(mine, everybody, group=self._group, async_op=True)))
-        return everybody or []
+        wait(self._begun(lambda: dist.gather(mine, gathered, group=self._group, async_op=True)))
+        return gathered or []
 
     def spread(self, tensor: Tensor) -> None:
-        """Worker 0's tensor, to everybody's."""
+        """Copy worker 0's tensor to all workers."""
         wait(self._begun(lambda: dist.broadcast(tensor, 0, group=self._group, async_op=True)))
 
     def _begun(self, begin: Callable[[], dist.Work | None]) -> dist.Work:

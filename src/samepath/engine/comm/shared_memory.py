@@ -1,13 +1,13 @@
 """Workers of one machine talk through memory they all map: no sockets, no copies on the way.
 
-In: a Network that reaches everybody. Out: a Collective whose records and buckets lie in shared
+In: a Network that reaches all workers. Out: a Collective whose records and buckets lie in shared
 memory. Guaranteed: the additions of `collective.NetworkBucket`, in the same order; memory that
 vanishes with the last process (an anonymous memfd, never a file that could be left behind).
 
 Everyone announces how far it is by writing a number into its own slot and waits by reading the
 others'. A slot has one writer; what it announces is written before it, and read after it (`fence`).
-Memory is found by worker 0's process number, which may be somebody else's where another worker
-looks: it is believed when it holds the token that worker 0 has told everybody.
+Memory is found by worker 0's process number, which may be another process's where a worker looks:
+it is believed when it holds the token that worker 0 has told all workers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _process_numbers() -> str:
 
 
 def fence() -> None:
-    """What this process has read and written before is done before anything it does after.
+    """Complete what this process has read and written before anything that it does after.
 
     x86 keeps loads, and stores, in order by itself; ARM and POWER do not, and numpy has no atomic
     operations. A lock has: letting go is a store-release, which waits for all that came before, and
@@ -75,7 +75,7 @@ def announce(turns: NDArray[np.int64], worker: int, turn: int) -> None:
 
 
 def have_announced(turns: NDArray[np.int64], turn: int) -> bool:
-    """Everybody has; what they have written can be read from here on."""
+    """Whether all workers have; what they have written can be read from here on."""
     if int(turns.min()) < turn:
         return False
     fence()
@@ -128,10 +128,10 @@ class SharedMemory(Collective):
             memory = _map(told[:_PATH_BYTES].strip().decode(), num_bytes, told[_PATH_BYTES:])
         except (OSError, RuntimeError) as error:
             failure = failure or error
-        everybody = self._network.agree(failure is None)  # also: all have opened it by now
+        all_have = self._network.agree(failure is None)  # also: all have opened it by now
         if descriptor >= 0:
             os.close(descriptor)
-        if not everybody:
+        if not all_have:
             raise OSError(str(failure or "another worker cannot map memory of worker 0"))
         mapped: NDArray[np.uint8] = memory.numpy()
         return mapped
@@ -162,7 +162,7 @@ class SharedMemory(Collective):
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
         if len(record) > RECORD_BYTES:
             return self._network.gather_begin(record)
-        # Two places in turn: nobody writes turn t + 2 before all have announced t + 1, and nobody
+        # Two places in turn: no worker writes turn t + 2 before all have announced t + 1, and none
         # announces t + 1 before it has read t.
         self._record_turn += 1
         turn, place = self._record_turn, self._records[self._record_turn % 2]
@@ -203,7 +203,7 @@ def _map(path: str, num_bytes: int, token: bytes) -> Tensor:
 
 
 class SharedBucket(Bucket):
-    """Everybody's sums lie in shared memory; each worker adds one chunk of them.
+    """All workers' sums in shared memory; each worker adds one chunk of them.
 
     Two announcements per batch. `posted`: my sums are written. `added`: my chunk of the total is
     written, and I read no more sums. A total is overwritten only after all have posted the next

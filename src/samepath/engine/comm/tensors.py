@@ -22,7 +22,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The same memory, each value as a whole number (a complex value as two)."""
+    """View the same memory with each value as a whole number (a complex value as two)."""
     plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return plain.view(_WORDS[plain.itemsize])
 
@@ -33,7 +33,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """All of a tensor's memory, which it must fill, in words as long as it can be divided into."""
+    """View all of a tensor's memory, which it must fill, in words as long as it can be divided
+    into."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     for size in (8, 4, 2):
         if flat.nbytes % size == 0 and flat.data_ptr() % size == 0:

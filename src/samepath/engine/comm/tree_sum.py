@@ -29,8 +29,8 @@ Sums: TypeAlias = list[Tensor | None]
 BUCKET_BYTES = 2 << 20
 ALIGNMENT_BYTES = 64
 _OWN_REFERENCES = 4
-"""Of a view that nobody else holds: among views, in a copy of them, by its name, and as an
-argument."""
+"""References to a view that no one else holds: among views, in a copy of them, by its name, and as
+an argument."""
 
 
 def add(left: Sums, right: Sums) -> Sums:
@@ -43,7 +43,7 @@ def add(left: Sums, right: Sums) -> Sums:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a value lies: which bucket, and where in it."""
+    """The place of a value: its bucket, and where in it."""
 
     bucket: int
     offset: int
@@ -97,7 +97,7 @@ class TreeSum:
             self._in_bucket[slot.bucket] += 1
 
     def begin(self, reduction: Reduction) -> None:
-        """A new batch."""
+        """Get ready for a new batch."""
         self._merges = reduction.merges[self._worker]
         self._num_sums = reduction.num_sums[self._worker]
         self._grain = 0
@@ -115,8 +115,8 @@ class TreeSum:
             self._memory = memory
 
     def _give_away(self) -> None:
-        """A total that somebody has kept (`previous = p.grad`) gets memory of its own: the bucket's
-        is used again."""
+        """Give a total that the user's code has kept (`previous = p.grad`) memory of its own: the
+        bucket's is used again."""
         for where, view in list(self._views.items()):
             if sys.getrefcount(view) > _OWN_REFERENCES:
                 own = view.clone()
@@ -126,7 +126,7 @@ class TreeSum:
 
     @property
     def used(self) -> list[bool]:
-        """After the last grain: which tensors this worker's grains had a value for."""
+        """Which tensors this worker's grains had a value for (known after the last grain)."""
         return self._used if self.buckets else [t is not None for t in self._stack[0]]
 
     @property
@@ -146,20 +146,21 @@ class TreeSum:
         return self._stack.pop()
 
     def push(self, sums: Sums, *, merged: int = 0) -> None:
-        """A grain's values are complete; `merged` of its merges are already in them."""
+        """Take a grain's values, which are complete; `merged` of its merges are already in them."""
         for _ in range(self._merges[self._grain] - merged):
             sums = add(self._stack.pop(), sums)
         self._stack.append(sums)
         self._grain += 1
 
     def write_early_sums(self) -> None:
-        """Before the last grain: sums that it will not complete go to their rows."""
+        """Write the sums that the last grain will not complete to their rows (call it before
+        that)."""
         for row in range(self._num_sums - 1):
             for index, tensor in enumerate(self._stack[row]):
                 self._write(row, index, [] if tensor is None else [tensor])
 
     def write_last(self, index: int, tensor: Tensor | None) -> None:
-        """During the last grain: one value is complete; fold it and start its bucket if full."""
+        """Fold in a value of the last grain, and start its bucket if that is full."""
         merges = self._merges[self._grain]
         terms = [tensor, *(self._stack[-1 - level][index] for level in range(merges))]
         present = [term for term in terms if term is not None]
@@ -172,7 +173,8 @@ class TreeSum:
             self._launch_next()
 
     def launch_rest(self) -> None:
-        """After the last grain. A worker without a grain in this batch has launched none yet."""
+        """Launch the buckets that are left (call it after the last grain: a worker without a
+        grain in this batch has launched none yet)."""
         while self._launched < len(self.buckets):
             self._launch_next()
 
@@ -183,7 +185,7 @@ class TreeSum:
             bucket.progress()
 
     def _write(self, row: int, index: int, terms: list[Tensor]) -> None:
-        """A value, the sum of two, or nothing, to its place in a bucket's row."""
+        """Write a value, the sum of two, or nothing to its place in a bucket's row."""
         place = self._view(self.buckets[self._slots[index].bucket].rows[row], index)
         self._used[index] |= bool(terms)
         if not terms:
@@ -194,7 +196,7 @@ class TreeSum:
             torch.add(terms[1], terms[0], out=place)
 
     def finish(self) -> Sums:
-        """The totals. Values nobody had are not told apart here (see `used`)."""
+        """Wait for the totals. Values that no worker had are not told apart here (see `used`)."""
         if not self.buckets:
             (total,) = self._stack
             return total
@@ -214,20 +216,20 @@ class TreeSum:
         return view
 
     def add(self, sums: Sums) -> None:
-        """A grain's values, all at once; those of the last grain wait for `launch`."""
+        """Take a grain's values all at once; those of the last grain wait for `launch`."""
         if self.buckets and self.on_last_grain:
             self._last = sums
         else:
             self.push(sums)
 
     def write_added(self) -> None:
-        """After `add` of the last grain: everything to its rows."""
+        """Write everything to its rows (call it after `add` of the last grain)."""
         if self._last is not None:
             self.write_early_sums()
             for index, tensor in enumerate(self._last):
                 self.write_last(index, tensor)
 
     def launch(self) -> None:
-        """After `add` of every grain; `finish` ends it."""
+        """Start adding (call it after `add` of every grain); `finish` ends it."""
         self.write_added()
         self.launch_rest()

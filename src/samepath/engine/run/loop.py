@@ -37,7 +37,7 @@ from samepath.recipe import Recipe
 
 CHECKPOINT_SECONDS = 60.0
 TIMED_STEPS = 1000
-"""Whose times are remembered: a long run must not take more and more memory."""
+"""Steps whose times are remembered: a long run must not take more and more memory."""
 
 
 def make_trainer(
@@ -160,8 +160,9 @@ class Run:
         return True
 
     def _is_on_disk(self, progress: dict[str, Any]) -> bool:
-        """All that was logged and kept up to there. (What a full disk did not take waited in the
-        memory of the process that was killed; then the run goes on from a checkpoint.)"""
+        """Whether all that was logged and kept up to there is on disk. (What a full disk did not
+        take waited in the memory of the process that was killed; then the run goes on from a
+        checkpoint.)"""
         assert self.folder is not None
         epochs, there = int(progress["epoch"]), kept_weights(self.folder.weights)
         wanted = {epoch for epoch in self.recipe.keep_weights if epoch <= epochs}
@@ -177,7 +178,7 @@ class Run:
         started = self._started = self._last_save = time.perf_counter()
         if self.writes is not None:
             if self.elastic:
-                self.writes.write_status("running")  # it may have stopped for somebody who left
+                self.writes.write_status("running")  # it may have stopped for a machine that left
             self.writes.open_metrics(self.trainer.step_number, eager=self.others_go_on)
             if self._wants_events:
                 self._events = EventWriter(self.writes.path, warn=self.display.note)
@@ -229,7 +230,7 @@ class Run:
         return result
 
     def _all_stop(self) -> bool:
-        """Everybody was asked to, and nobody goes on."""
+        """Whether all workers were asked to stop, so that no machine goes on."""
         self.trainer.settle()
         return self.session.collective.agree(self.stop_asked() != 0)
 
@@ -311,7 +312,7 @@ class Run:
         self.display.step(result, self.trainer.step_number, self._epochs())
 
     def _steps_left(self) -> int | None:
-        """Until the run ends for their number; None where it does not."""
+        """Steps until the run ends for their number; None where it does not."""
         steps = self.options.steps
         return None if steps is None else max(0, steps - self.trainer.step_number)
 
@@ -355,7 +356,8 @@ class Run:
         return None
 
     def _stuck(self) -> bool:
-        """One more validation loss, and it has not moved for as long as there is patience."""
+        """Note one more validation loss; whether it has not moved for as long as there is
+        patience."""
         patience, loss = self.options.patience, self.progress.metrics.get("loss")
         if patience is None or loss is None:
             return False
@@ -363,7 +365,7 @@ class Run:
         return self.progress.has_not_moved(patience)
 
     def _keep_weights(self, epochs: int, *, best: bool = False) -> None:
-        """If the recipe wants them. A resumed run writes the same again."""
+        """Keep the weights if the recipe wants them. A resumed run writes the same again."""
         if self.writes is not None and (best or epochs in self.recipe.keep_weights):
             self.writes.keep_weights(epochs, self.trainer.model, self.display.note, best=best)
 
@@ -409,8 +411,8 @@ class Run:
             self._save(warn=self.display.note)
 
     def _save(self, warn: Callable[[str], None] | None = None) -> None:
-        """Worker 0 writes; everybody has the same state, so nobody else needs to. Where the disk
-        does not take it `warn` is told, and the run goes on; without one it is an error."""
+        """Have worker 0 write; all workers have the same state, so no other needs to. Where the
+        disk does not take it `warn` is told, and the run goes on; without one it is an error."""
         self.trainer.settle()
         step = self.trainer.step_number
         if self.writes is not None and self._saved_step != step:

@@ -21,7 +21,7 @@ _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES
 def keep_freed_memory() -> bool:
     """Tell glibc not to give memory back; False where that is not ours to say.
 
-    Left alone: other systems, and whoever has chosen settings or another allocator.
+    Left alone: other systems, and processes for which settings or another allocator were chosen.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _SETTINGS):
         return False

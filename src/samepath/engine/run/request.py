@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -189,7 +189,7 @@ def prepare(
             folder = RunFolder(claim_next(request.recipe))
         for_others = _for_others(request, asked) | ({"other_hardware": True} if moved else {})
         code = code_of(found, options.strategy)
-        folder.write(options, list(request.command), earlier, workers, code, **for_others)
+        folder.write(asdict(options), list(request.command), earlier, workers, code, **for_others)
         (folder.path / MEETING).unlink(missing_ok=True)  # of a leader that was killed
     number = asked if isinstance(asked, Crew) else workers
     return replace(request, num_workers=number), options, folder

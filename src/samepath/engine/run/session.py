@@ -162,7 +162,7 @@ def start(
     """Join the run this process belongs to: torchrun's, mpirun's, srun's, samepath's, or alone."""
     place = read_place(os.environ)
     if place.store_prefix:
-        die_with_parent()  # samepath's launcher, when it is killed, can end nobody
+        die_with_parent()  # samepath's launcher, when it is killed, can end no process
     if device is None:
         device = f"cuda:{place.local_worker}" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)

@@ -57,7 +57,7 @@ def write_tensors(
             raise
         code = int(number[1])
         raise OSError(code, os.strerror(code), str(path)) from error
-    path.chmod(0o666 & path.parent.stat().st_mode)  # safetensors lets nobody else read it
+    path.chmod(0o666 & path.parent.stat().st_mode)  # safetensors lets only the owner read it
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -117,7 +117,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _distinct(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tied tensors are stored once; the other names say whose they are."""
+    """Store tied tensors once; the other names point to them."""
     first: dict[tuple[Any, ...], str] = {}
     distinct: dict[str, Tensor] = {}
     same_as: dict[str, str] = {}
@@ -186,9 +186,10 @@ def load_newest(
 ) -> Checkpoint | None:
     """The newest good checkpoint; damaged ones are named.
 
-    With `set_aside` (for whoever alone may write here) damaged ones that are newer get another
-    name, `step-00000017.damaged`, and what a kill left half-written goes. As long as no good one is
-    found all stay as they are: the next attempt must not take the folder for an empty one.
+    With `set_aside` (for the one process that may write here) damaged ones that are newer get
+    another name, `step-00000017.damaged`, and what a kill left half-written goes. As long as no
+    good one is found all stay as they are: the next attempt must not take the folder for an empty
+    one.
     """
     if set_aside:
         with suppress(OSError):  # a folder that can only be read is as good

@@ -1,4 +1,4 @@
-"""Where a run stands, how it ended, and what a person sees of it meanwhile."""
+"""Progress of a run, its result, and what a person sees of it meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STUCK = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended."""
+    """Result of a run."""
 
     status: str
     """finished, target, diverged, stuck or interrupted"""
@@ -48,7 +48,7 @@ class RunResult:
 
 @dataclass
 class Progress:
-    """Where the run stands: part of the state, so that a resumed epoch ends the same."""
+    """Progress of a run: part of the state, so that a resumed epoch ends the same."""
 
     epoch: int = 0
     """Epochs done."""
@@ -65,11 +65,11 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
     """What the strategy had measured at the end of each epoch."""
     noise: dict[str, float] = field(default_factory=dict)
-    """Of a NoiseScale: what it has averaged."""
+    """State of the NoiseScale: what it has averaged."""
     lines: int = 0
-    """Logged."""
+    """Lines of metrics logged."""
     best_epochs: int = 0
-    """After so many it was reached; 0 where nothing is kept as the best."""
+    """Epochs after which the best loss was reached; 0 where no weights are kept as the best."""
     updates: int = 0
     staleness_sum: int = 0
     staleness_max: int = 0
@@ -113,7 +113,7 @@ class Progress:
 
 
 class Display(Protocol):
-    """What a person sees while it runs."""
+    """Shows a person the run while it goes on."""
 
     def step(self, result: StepResult, steps: int, epochs: float) -> None: ...
 

@@ -44,12 +44,12 @@ class ReopenedRun:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Its code runs when this is asked for first."""
+        """The recipe; its code runs when it is first asked for."""
         return recipe_of_run(self.record, self.folder.path).recipe
 
     @property
     def draws(self) -> bool:
-        """There are pictures that only its recipe can draw."""
+        """Whether there are pictures that only its recipe can draw."""
         return needs_code_to_draw(self.record) and self.recipe.show is not None
 
     @property
@@ -109,7 +109,7 @@ def reopen(path: Path) -> ReopenedRun:
 
 
 def code_of(found: FoundRecipe, strategy: str) -> dict[str, Any]:
-    """What run.json says of them, beside what was typed."""
+    """Describe a run's Python files for run.json, beside what was typed."""
     return {
         "recipe": None if found.name in BUILT_IN else os.path.abspath(found.name),
         "strategy": os.path.abspath(strategy) if strategy.endswith(".py") else None,
@@ -118,7 +118,7 @@ def code_of(found: FoundRecipe, strategy: str) -> dict[str, Any]:
 
 
 def needs_code_to_draw(record: Mapping[str, Any]) -> bool:
-    """Its recipe has pictures of its own (or, in a run of an older samepath, may have)."""
+    """Whether its recipe has pictures of its own (or, in a run of an older samepath, may have)."""
     return _code(record).get("draws") is not False
 
 
@@ -145,7 +145,7 @@ def recipe_of_run(record: Mapping[str, Any], folder: Path) -> FoundRecipe:
 
 
 def strategy_of_run(record: Mapping[str, Any], folder: Path) -> str:
-    """What names its strategy, from wherever it is read."""
+    """Name its strategy by a text that works from any folder."""
     strategy = str(record["config"].get("strategy", "strong"))
     if not strategy.endswith(".py"):
         return strategy
@@ -153,7 +153,7 @@ def strategy_of_run(record: Mapping[str, Any], folder: Path) -> str:
 
 
 def _file(record: Mapping[str, Any], what: str, identity: str, folder: Path) -> tuple[Path, bytes]:
-    """Where one is that holds what it held, and that."""
+    """Find a Python file that holds what it held when the run began; its path and content."""
     typed, then = record["config"][what], _code(record).get(what)
     places = [place for place in (then, typed) if isinstance(place, str)]
     there = False

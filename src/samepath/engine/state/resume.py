@@ -1,4 +1,4 @@
-"""Where a training goes on: its newest checkpoint, or a newer step that some worker has.
+"""Resuming a training: from its newest checkpoint, or a newer step that some worker has.
 
 In: a model in training that is new, the folder of worker 0, and what workers may hold in memory.
 Out: it is in the state after that step. Guaranteed: all workers have the same step, bit for bit; a
@@ -121,5 +121,5 @@ def share_newest(
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """As it travels, however it lies in memory."""
+    """Copy a tensor row by row, as it travels, however it lies in memory."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from samepath import files
 from samepath.engine.checks.hardware import versions
-from samepath.engine.run.options import Options
 from samepath.engine.state import checkpoint
 from samepath.engine.state.metrics_log import Lines
 from samepath.engine.state.state import State
@@ -93,7 +92,7 @@ class RunFolder:
         self.weights = path / "weights"
         self._metrics: Lines | None = None
         self._unwritten: dict[Epoch, tuple[dict[str, Tensor], int]] = {}
-        """Weights that wait."""
+        """Weights that wait for a disk that takes them."""
         self._warned: dict[str, float] = {}
         self._lock: int | None = None
 
@@ -116,12 +115,12 @@ class RunFolder:
             raise UserError(f"--out {self.path} is not empty; give a new folder")
 
     def run_id(self) -> str | None:
-        """What the run is called in memory; None for one of an older samepath."""
+        """The run's name in memory; None for one of an older samepath."""
         name = self.read().get("id")
         return name if isinstance(name, str) and re.fullmatch("[0-9a-f]{32}", name) else None
 
     def try_lock(self) -> bool:
-        """Keep everybody else from writing here, unless somebody does so already."""
+        """Keep other processes from writing here; False if one of them has done so already."""
         if self._lock is None:
             self._lock = take_lock(self.path)
         return self._lock is not None
@@ -137,7 +136,7 @@ class RunFolder:
             self._lock = None
 
     def read(self) -> dict[str, Any]:
-        """What run.json says."""
+        """Read run.json."""
         file = self.path / "run.json"
         content = None
         try:
@@ -153,20 +152,20 @@ class RunFolder:
 
     def write(
         self,
-        options: Options,
+        config: Mapping[str, Any],
         command: list[str],
         earlier: dict[str, Any] | None,
         num_workers: int = 1,
         code: Mapping[str, Any] | None = None,
         **for_others: Any,
     ) -> None:
-        """Begin or continue a run, and keep everybody else from writing here. `code` is where its
+        """Begin or continue a run, and keep other processes from writing here. `code` is where its
         Python files are (`reopen.code_of`)."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         if earlier is None:
             try:
-                self.refuse_if_used()  # somebody may have begun, and ended, while we looked
+                self.refuse_if_used()  # another run may have begun, and ended, while we looked
             except UserError:
                 self.unlock()
                 raise
@@ -181,7 +180,7 @@ class RunFolder:
         content = {
             "status": "running",
             "id": (earlier or {}).get("id") or uuid.uuid4().hex,
-            "config": asdict(options),
+            "config": dict(config),
             "code": dict(code or {}),
             "starts": starts,
             "result": None,
@@ -246,7 +245,7 @@ class RunFolder:
         return last
 
     def num_lines(self) -> int:
-        """Of metrics, whole ones."""
+        """Count the whole lines of metrics."""
         return self._metrics_content().count(b"\n")
 
     def log(self, warn: Warn | None = None, /, **fields: Any) -> None:
@@ -261,12 +260,13 @@ class RunFolder:
             self._tell(warn, "metrics", text)
 
     def close_metrics(self) -> None:
-        """No more lines. Those that the disk does not take wait for `save` or `write_result`."""
+        """Write no more lines. Those that the disk does not take wait for `save` or
+        `write_result`."""
         if self._metrics is not None and self._metrics.close():
             self._metrics = None
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All lines, also of a run under way."""
+        """Read all lines, also of a run under way."""
         return [fields for fields, _ in self._metrics_lines()]
 
     def _metrics_lines(self) -> Iterator[tuple[dict[str, Any], int]]:
@@ -308,7 +308,7 @@ class RunFolder:
 
     def save(self, state: State, progress: dict[str, Any], warn: Warn | None = None) -> str | None:
         """Write a checkpoint, and before it all that waits: what it counts as done is on disk. The
-        state's digest; or None if that is impossible now and there is somebody to tell."""
+        state's digest; or None if that is impossible now and `warn` was told."""
         what = f"step {state.structure['step']}"
         try:
             self._write_waiting()
@@ -327,7 +327,7 @@ class RunFolder:
     # ---- disks that are full or read-only
 
     def _write_waiting(self) -> None:
-        if not self.holds_run:  # somebody removed the folder: do not make half of one
+        if not self.holds_run:  # the folder was removed: do not make half of one
             raise FileNotFoundError(errno.ENOENT, "run.json is gone")
         if self._metrics is not None:
             self._metrics.sync()
@@ -375,7 +375,7 @@ def _check_run(content: Mapping[str, Any]) -> None:
 
 
 def _is_line(fields: Any) -> bool:
-    """It has the form of what `log` writes: everybody who reads metrics counts on that."""
+    """Whether it has the form of what `log` writes: readers of metrics count on that."""
     if not isinstance(fields, dict) or not all(_fits(*item) for item in fields.items()):
         return False
     return "epoch_train_loss" not in fields or {"step", "epoch", "seconds"} <= fields.keys()
@@ -392,7 +392,7 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """The same with NaN and infinities as text."""
+    """Write NaN and infinities in a value as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

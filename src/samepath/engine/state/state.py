@@ -37,7 +37,7 @@ class State:
     structure: dict[str, Any]
 
     def clone(self) -> State:
-        """The same in memory of its own."""
+        """Copy the state into memory of its own."""
         return State({n: tensor.clone() for n, tensor in self.tensors.items()}, self.structure)
 
 

@@ -58,7 +58,7 @@ def kept_weights(folder: Path) -> dict[Epoch, Path]:
 
 
 def epochs_of(path: Path) -> int:
-    """After how many a file's weights were reached, as it says itself; -1 if it does not."""
+    """Epochs after which a file's weights were reached, as it says itself; -1 if it does not."""
     try:
         with safe_open(path, framework="pt") as file:
             return int(_about(file).get("epochs") or -1)

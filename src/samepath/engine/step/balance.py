@@ -1,4 +1,4 @@
-"""Which worker is how fast, and whether another assignment of grains would be quicker.
+"""Balance between fast and slow workers: how many grains each gets.
 
 In: after every step, what all workers said of their times (the same numbers on every worker). Out:
 what a grain costs each worker; the plan gives a slow one fewer grains. Guaranteed: all workers
@@ -37,7 +37,7 @@ KEPT = 0.5
 
 
 class WorkerTimes(NamedTuple):
-    """What a worker says of its times with every step."""
+    """The times that a worker tells the others with every step."""
 
     grain_seconds: float
     """It needed for a whole grain of this step; 0 where it had none."""
@@ -65,7 +65,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Trial:
-    """What went before the present assignment, and how it was."""
+    """The assignment before the present one, and how quick it was."""
 
     costs: tuple[int, ...]
     step_seconds: float
@@ -75,20 +75,20 @@ class Trial:
 
 
 class Balance:
-    """What is known of all workers' speeds."""
+    """The speeds of all workers as far as they are known, and the assignment that follows."""
 
     def __init__(self) -> None:
         self.costs: tuple[int, ...] = ()
-        """Of a grain for each worker, the fastest worker's being 100; empty while nobody is known
-        to be slower."""
+        """Cost of a grain for each worker, the fastest worker's being 100; empty while no worker is
+        known to be slower."""
         self._seen: deque[tuple[Sequence[WorkerTimes], int]] = deque(maxlen=EVERY)
         self._trial: Trial | None = None
         self._patience = EVERY
         self._left = FIRST
 
     def learn(self, told: Sequence[WorkerTimes], num_grains: int) -> None:
-        """What everybody said with a step of so many grains (nothing, where it was not these
-        workers' step but comes from a checkpoint)."""
+        """Take in all workers' times of a step of so many grains (none, where the step comes from a
+        checkpoint)."""
         if not told:
             return
         self._seen.append((told, num_grains))
@@ -108,7 +108,7 @@ class Balance:
             if n == most
         ]
         if not steps or not all(map(all, each)):
-            return  # somebody has no grains, so that nothing is known of it
+            return  # a worker without grains, of which nothing is known
         step_seconds = median(steps) / most
         trial, self._trial = self._trial, None
         if trial is not None:
@@ -131,6 +131,6 @@ class Balance:
 
 
 def _slowest(num_grains: int, seconds: Sequence[float], costs: tuple[int, ...]) -> float:
-    """How long the slowest worker computes if grains are assigned by these costs."""
+    """Seconds that the slowest worker computes if grains are assigned by these costs."""
     runs = assign(num_grains, len(seconds), costs)
     return max(len(run) * worker for run, worker in zip(runs, seconds, strict=True))

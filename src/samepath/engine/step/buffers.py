@@ -71,7 +71,7 @@ class BufferMerge:
         self._known_sum: TreeSum | None = None
 
     def _places(self) -> list[tuple[int, str, int]]:
-        """Which tensor is where. (What is compared with is alive, so that numbers are not used
+        """List which tensor is where. (What it is compared with is alive, so that ids are not used
         again.)"""
         return [
             (id(module), name, id(tensor))
@@ -143,7 +143,7 @@ class BufferMerge:
         self._put_back(changes)
 
     def _compare(self, changes: Mapping[int, Tensor]) -> None:
-        """Is it what earlier grains of this batch left?"""
+        """Note whether this grain left what earlier grains of the batch left."""
         for index in self._statistics:
             if index in changes:
                 self._codes[index] = _MIXED  # of the grain's own examples
@@ -234,7 +234,7 @@ class BufferMerge:
                 )
 
     def launch(self) -> None:
-        """After the last grain: start adding the buffers that are known to change."""
+        """Start adding the buffers that are known to change (call it after the last grain)."""
         if self._known_sum is not None:
             self._known_sum.launch()
 
@@ -249,7 +249,8 @@ class BufferMerge:
         return TreeSum(self._collective, [self._saved[i] for i in indices], exact=self._exact)
 
     def record(self) -> Record:
-        """What the others must know: which buffers changed here, and what they came to."""
+        """Pack what the other workers must know: which buffers changed here, and what they came
+        to."""
         hashes = np.zeros((len(self._homes), 8), np.uint8)
         for index, tensor in self._alike.items():
             if self._codes[index] == _ALIKE:
@@ -262,9 +263,9 @@ class BufferMerge:
 
     def finish(self, records: Sequence[Record], *, keep: bool = True) -> None:
         """Give the buffers their values after the batch; or only end the sums under way."""
-        everybody = np.stack([record.reshape(-1, 9) for record in records])
-        changed = np.flatnonzero((everybody[:, :, 0] >= _ALIKE).any(axis=0)).tolist()
-        alike = [index for index in changed if self._is_alike(index, everybody[:, index])]
+        of_workers = np.stack([record.reshape(-1, 9) for record in records])
+        changed = np.flatnonzero((of_workers[:, :, 0] >= _ALIKE).any(axis=0)).tolist()
+        alike = [index for index in changed if self._is_alike(index, of_workers[:, index])]
         averaged = [index for index in changed if index not in alike]
         self._refuse_queues(averaged)
         totals = self._totals(averaged)
@@ -273,7 +274,7 @@ class BufferMerge:
             if index in totals and index not in alike:
                 original.copy_(totals[index])
             else:
-                self._set_alike(index, original, everybody[:, index])
+                self._set_alike(index, original, of_workers[:, index])
 
     def _is_alike(self, index: int, records: Record) -> bool:
         """Every grain that has a say left the same."""
@@ -314,9 +315,9 @@ class BufferMerge:
 
 
 def written_in_part(before: Tensor, now: Tensor, pointers: Sequence[tuple[int, int]]) -> bool:
-    """Whether some slices along a dimension are written anew and others, which hold something, are
-    left as they were (an average that has come to rest leaves single values); or just those between
-    a pointer's values before and after."""
+    """Say whether some slices along a dimension are written anew and others, which hold
+    something, are left as they were (an average that has come to rest leaves single values); or
+    just those between a pointer's values before and after."""
     changed = before != now
     for dim, size in enumerate(before.shape):
         others = [d for d in range(before.dim()) if d != dim]

@@ -1,4 +1,4 @@
-"""From the gradients of grains to the gradient of the batch.
+"""The batch's gradient, from the gradients of its grains.
 
 In: parameters, and after each grain's backward pass their `.grad`. Out: the batch's gradient.
 Guaranteed: the bits do not depend on which worker computed which grain (see comm/tree_sum.py). A
@@ -61,9 +61,9 @@ class GradientSum:
         )
 
     def _ready(self, place: int, parameter: Tensor) -> None:
-        """A gradient has come, or a piece of it."""
+        """Take note that a gradient, or a piece of it, has come (autograd calls this)."""
         if not self._listens:
-            return  # a backward pass of another batch, or of somebody else
+            return  # a backward pass of another batch, or of the user's own
         self._pieces[place] += 1
         if not self._writing:
             return
@@ -170,7 +170,7 @@ class GradientSum:
         self._measuring = False
 
     def _take_gradients(self) -> None:
-        """All of the grain's, which are in `.grad`."""
+        """Take the whole grain's gradients, which are in `.grad`."""
         gradients = [parameter.grad for parameter in self._here]
         if self._merged and not self._overlap:
             # a piece is added to its pair in place, which counts a version
@@ -199,7 +199,7 @@ class GradientSum:
         self._tree.launch_rest()
 
     def squared_norms(self) -> list[float]:
-        """Of this worker's measured grains, one after another. fsum rounds once: parameters have no
+        """Squared norms of this worker's measured grains. fsum rounds once: parameters have no
         order in it (and backward finds them in another than they are listed in)."""
         return [
             math.fsum(norm * norm for norm in torch.stack([n.float() for n in norms]).tolist())

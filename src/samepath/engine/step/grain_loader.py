@@ -41,11 +41,11 @@ class GrainLoader(Iterator[Any]):
         self._grains: Iterator[Any] = iter(())
 
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
-        """Some grains, out of turn."""
+        """Load some grains out of turn."""
         return self._source.load(requests)
 
     def turn_to(self, step: int, mine: Grains) -> None:
-        """What comes next are these grains."""
+        """Have these grains come next."""
         follows = self._step is not None and step == self._step + 1 and not self._left
         self._step, self._left = step, len(mine)
         self._asked.pop(step - 1, None)

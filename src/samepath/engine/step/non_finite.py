@@ -1,4 +1,4 @@
-"""Which workers may be at fault for numbers that are not finite.
+"""Suspects for numbers that are not finite.
 
 In: a batch whose loss or gradient came out NaN or infinite. Out: the workers that may have computed
 it wrongly. Broken memory, a processor or a GPU that is failing make one worker's numbers wrong; a

@@ -51,12 +51,12 @@ class PendingBatch:
 
     @property
     def some_are_idle(self) -> bool:
-        """Some worker has no grain of it."""
+        """Whether some worker has no grain of it."""
         return self.division is not None and not all(self.division.reduction.runs)
 
     def know(self) -> StepFacts:
-        """What all workers say of the step. One gather travels at a time: the next may begin only
-        after this."""
+        """Learn what all workers say of the step. One gather travels at a time: the next may
+        begin only after this."""
         if self.facts is None:
             assert self.gradients is not None
             assert self.division is not None
@@ -106,8 +106,8 @@ class GradientSums:
         self._sums: list[GradientSum] = []
 
     def free(self, model: nn.Module, pending: Collection[PendingBatch]) -> GradientSum:
-        """One that no pending batch uses, over the parameters as they are now (people freeze and
-        unfreeze)."""
+        """Get a sum that no pending batch uses, over the parameters as they are now (people
+        freeze and unfreeze)."""
         parameters = dict(model.named_parameters())
         if not any(parameter.requires_grad for parameter in parameters.values()):
             raise UserError("no parameter of the model requires a gradient; unfreeze some")

@@ -1,6 +1,6 @@
-"""What workers tell each other about a step, in bytes.
+"""Records by which workers tell each other about a step.
 
-In: this worker's losses, flags, times and buffers. Out: everybody's, put together in the order of
+In: this worker's losses, flags, times and buffers. Out: all workers', put together in the order of
 grains. One small gather per step: it travels while the last bucket does.
 """
 
@@ -24,13 +24,13 @@ measured grains, one after another)."""
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What everybody knows after a step's grains."""
+    """Facts that all workers know after a step's grains."""
 
     loss: float
     """The batch's mean loss: grain losses by their share. fsum rounds once, so it has no order."""
     grain_losses: tuple[float, ...]
     grain_norms: GrainNorms | None
-    """Of the grains whose norm was taken; None where there are none."""
+    """Norms of the grains whose norm was taken; None where there are none."""
     stop: bool
     """Some worker was asked to stop."""
     used: list[bool]
@@ -55,7 +55,7 @@ def pack(
     *,
     stop: bool,
 ) -> Record:
-    """One worker's record; the same length on every worker."""
+    """Make this worker's record; it has the same length on every worker."""
     numbers = np.zeros((ROWS, division.most_grains))
     numbers[0, : len(losses)] = losses
     numbers[1, : len(scales)] = scales
@@ -66,7 +66,8 @@ def pack(
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """In any order the same; NaN where there is none (infinities of both signs, or too large)."""
+    """Add with one rounding, so that order does not matter; NaN where there is none (infinities
+    of both signs, or too large)."""
     try:
         return math.fsum(values)
     except (ValueError, OverflowError):
@@ -76,7 +77,7 @@ def exact_sum(values: Iterable[float]) -> float:
 def unpack(
     division: Division, records: Sequence[Record], num_parameters: int, buffers_bytes: int
 ) -> StepFacts:
-    """Everybody's records as facts."""
+    """Put all workers' records together."""
     most = division.most_grains
     sizes = [8 * ROWS * most, 8 * len(WorkerTimes._fields), 1 + num_parameters, buffers_bytes]
     split = np.cumsum(sizes)

@@ -1,4 +1,4 @@
-"""What a trainer is told: once, before every step; and what it says after one.
+"""Settings of a training, and the input and result of one step.
 
 Guaranteed: nonsense is refused by name when the settings are made, in own loops as in recipes.
 """
@@ -34,7 +34,7 @@ _SHAPE_THE_PATH = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a model is trained, apart from its data."""
+    """Settings by which a model is trained, apart from its data."""
 
     batch_size: int
     """Examples of one step."""
@@ -77,7 +77,7 @@ class Settings:
         check_training(self)
 
     def shaping(self) -> dict[str, Any]:
-        """What a resumed trainer must have again, as a checkpoint holds it."""
+        """Settings that a resumed trainer must have again, as a checkpoint holds them."""
         values = {name: getattr(self, name) for name in _SHAPE_THE_PATH}
         return values | {
             "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
@@ -134,7 +134,7 @@ class WorkerBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step was like; the same on every worker."""
+    """Result of a step; the same on every worker."""
 
     step: int
     epoch: int

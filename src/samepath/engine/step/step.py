@@ -369,7 +369,8 @@ class Stepper:
         return None
 
     def _learn_times(self, pending: PendingBatch) -> None:
-        """At places that all workers come to between the same steps, so that they assign alike."""
+        """Learn the workers' times, at places that all workers come to between the same steps,
+        so that they assign alike."""
         if self._balances:
             pending.teach(self.balance)
 

@@ -1,4 +1,4 @@
-"""From the batch's gradient to new weights: clipping, optimizer, schedule. All workers alike."""
+"""The update: from the batch's gradient to new weights, by clipping, optimizer and schedule."""
 
 from __future__ import annotations
 

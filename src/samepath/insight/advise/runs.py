@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +199,7 @@ def _train(
 ) -> tuple[str, int]:
     """A run of all workers together; how it ended, and after how many steps."""
     if session.is_first:
-        place.write(options, [], None)
+        place.write(asdict(options), [], None)
     session.collective.agree(True)  # the folder is there
     try:
         result = Run(recipe, options, session, place, stop_asked=_clock(over)).go()
