@@ -63,7 +63,7 @@ def advise(
     out: Path | None,
     as_json: bool,
     **asked: Any,
-) -> int:
+) -> None:
     """Measure RECIPE here for two minutes, and say how many workers to take, and why.
 
     Times grains, updates and reductions on real workers; tries learning rates in short runs; trains
@@ -107,4 +107,3 @@ def advise(
         print_json(read_finding(folder, "advice"))
     else:
         print_report(tables_in_short(found), found.verdict, page)
-    return 0

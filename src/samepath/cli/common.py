@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from samepath.console import say
 from samepath.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -182,6 +183,19 @@ def machine_of(here: int | None, interface: str | None) -> Any:
         interface=interface,
         address=LOOPBACK if interface is None else address_of(interface),
     )
+
+
+@contextmanager
+def to_be_continued(as_json: bool) -> Iterator[None]:
+    """Do what the same command can go on with after an interruption, and say so if there is one."""
+    from samepath.engine.launch.reports import Interrupted
+
+    with stdout_kept_for_json(as_json):
+        try:
+            yield
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            say("stopped; the same command goes on from here")
+            raise click.exceptions.Exit(getattr(stopped, "exit_code", 130)) from None
 
 
 @contextmanager

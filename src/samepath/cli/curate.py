@@ -15,12 +15,12 @@ from samepath.cli.common import (
     json_option,
     out_option,
     print_json,
-    stdout_kept_for_json,
+    to_be_continued,
     workers_option,
 )
 from samepath.cli.curate_compare import compare
 from samepath.cli.train import RunDisplay
-from samepath.console import LiveWatcher, print_table, say
+from samepath.console import LiveWatcher, print_table
 from samepath.errors import UserError
 
 
@@ -114,7 +114,7 @@ def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
     help="Train on what is kept and curate again.",
 )  # fmt: skip
 @json_option
-def curate_itself(as_json: bool, **asked: Any) -> int:
+def curate_itself(as_json: bool, **asked: Any) -> None:
     """Find the training examples of RECIPE that hurt, and write a keep-list without them.
 
     Features of a trained network are laid out on a map, every class is clustered on it, and what
@@ -141,24 +141,18 @@ def curate_itself(as_json: bool, **asked: Any) -> int:
     """
     from samepath.curation.pipeline import curate as curate_request
     from samepath.curation.request import CurateRequest
-    from samepath.engine.launch.reports import Interrupted
     from samepath.report.curation_report import write_curation_report
 
     request = CurateRequest(
         command=tuple(sys.argv), watcher=LiveWatcher, display=RunDisplay, **asked
     )
-    with stdout_kept_for_json(as_json):
-        try:
-            about = curate_request(request)
-            page = write_curation_report(request.out)
-        except (Interrupted, KeyboardInterrupt) as stopped:
-            say("stopped; the same command goes on from here")
-            return getattr(stopped, "exit_code", 130)
+    with to_be_continued(as_json):
+        about = curate_request(request)
+        page = write_curation_report(request.out)
     if as_json:
         print_json(about)
     else:
         _summary(about, request.out, page)
-    return 0
 
 
 def _summary(about: dict[str, Any], out: Path, page: Path) -> None:

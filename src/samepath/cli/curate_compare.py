@@ -19,7 +19,7 @@ from samepath.cli.common import (
     parse_number,
     parsed_by,
     print_json,
-    stdout_kept_for_json,
+    to_be_continued,
 )
 from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
@@ -79,7 +79,7 @@ def compare(
     out: Path | None,
     as_json: bool,
     **asked: Any,
-) -> int:
+) -> None:
     """Train RECIPE on all its data, on what a keep-list keeps, and on as many examples kept at
     random: did curation help?
 
@@ -92,7 +92,6 @@ def compare(
     """
     from samepath.curation.compare import Wanted, to_json
     from samepath.curation.compare import compare as compare_all
-    from samepath.engine.launch.reports import Interrupted
     from samepath.report.curation_compare import comparison_table, finish_comparison
     from samepath.study.opening import StudyRequest
 
@@ -108,17 +107,11 @@ def compare(
         batch_sizes=batch_sizes or (),
         weight_decays=weight_decays or (),
     )
-    watcher = LiveWatcher(own_thread=False)
-    with stdout_kept_for_json(as_json):
-        try:
-            found = compare_all(request, wanted, watcher)
-        except Interrupted as stopped:
-            watcher.note("stopped; the same command goes on from here")
-            return stopped.exit_code
+    with to_be_continued(as_json):
+        found = compare_all(request, wanted, LiveWatcher(own_thread=False))
         found, page = finish_comparison(found, request.folder)
     if as_json:
         print_json(to_json(found))
     else:
         title = f"{found.metric} after {found.epochs} epochs"
         print_report([(title, comparison_table(found), "")], found.verdict, page)
-    return 0

@@ -76,7 +76,7 @@ def profile(
     out: Path | None,
     as_json: bool,
     **asked: Any,
-) -> int:
+) -> None:
     """Show where the time of RECIPE's steps goes on real workers, engine by engine.
 
     A timeline of every worker (load, forward, backward, each bucket's reduction, waiting, update),
@@ -122,12 +122,11 @@ def profile(
     with stdout_kept_for_json(as_json):
         found = profile_recipe(request, say)
         if found is None:  # a launcher's worker: the first one writes
-            return 0
+            return
         page = write_profile(found, folder, recipe=recipe, command=sys.argv)
     if as_json:
         print_json({**read_finding(folder, "profile"), "folder": str(folder)})
-        return 0
+        return
     print_report(tables_in_short(found), summary(found), page)
     traces = [str(folder / trace_name(each.engine)) for each in found.timelines]
     click.echo(f"trace{'s' if len(traces) > 1 else ''}: {', '.join(traces)}; {OPEN}")
-    return 0

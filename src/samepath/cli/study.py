@@ -20,7 +20,7 @@ from samepath.cli.common import (
     parsed_by,
     print_json,
     refuse_given,
-    stdout_kept_for_json,
+    to_be_continued,
 )
 from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
@@ -144,7 +144,7 @@ def study(
     learning_rates: list[float] | None,
     as_json: bool,
     **asked: Any,
-) -> int:
+) -> None:
     """Race strategies for k workers to a loss, and say which gets there soonest.
 
     The workers are virtual: k changes batch, rate and staleness, and runs are trained on what this
@@ -158,7 +158,6 @@ def study(
       samepath study nodules-small --learning-rate largest --network 10GbE
       samepath study digits --batch-sizes 16,64,256 --learning-rates 0.001,0.003,0.01
     """
-    from samepath.engine.launch.reports import Interrupted
     from samepath.report.study_finish import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest
@@ -179,22 +178,17 @@ def study(
     )
     sizes = [] if batch_sizes is None else parse_counts("--batch-sizes", batch_sizes)
     watcher = LiveWatcher(own_thread=False)
-    with stdout_kept_for_json(as_json):
+    with to_be_continued(as_json):
         found: Study | GridStudy
-        try:
-            if sizes:
-                found = batch_study(request, sizes, learning_rates or [], watcher)
-            else:
-                found = race(request, watcher)
-        except Interrupted as stopped:
-            watcher.note("stopped; the same command goes on from here")
-            return stopped.exit_code
+        if sizes:
+            found = batch_study(request, sizes, learning_rates or [], watcher)
+        else:
+            found = race(request, watcher)
         found, page = finish_study(found, request.folder)
     if as_json:
         print_json(to_json(found))
     else:
         print_report(tables_in_short(found), found.verdict, page)
-    return 0
 
 
 def _not_of_a_race(name: str, option: str) -> str:
