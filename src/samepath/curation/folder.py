@@ -100,7 +100,7 @@ class Cache:
         return arrays
 
 
-class CurationFolder:
+class CurationWriter:
     """DIR of `samepath curate`."""
 
     def __init__(self, path: Path) -> None:

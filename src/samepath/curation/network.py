@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samepath.curation.folder import CurationFolder
+from samepath.curation.folder import CurationWriter
 from samepath.curation.request import CurateRequest
 from samepath.data import seed_everything
 from samepath.data.keep_list import KeepList, write_keep_list
@@ -131,7 +131,7 @@ def network_of(
     found: FoundRecipe,
     extractor: Extractor,
     model: nn.Module,
-    folder: CurationFolder,
+    folder: CurationWriter,
     previous: KeepList | None,
 ) -> str:
     """Give the model its weights, training them if need be; where they are from."""
@@ -161,7 +161,7 @@ def refuse_fewer_epochs(request: CurateRequest, previous: KeepList | None) -> No
         )
 
 
-def _train(request: CurateRequest, folder: CurationFolder, previous: KeepList | None) -> Path:
+def _train(request: CurateRequest, folder: CurationWriter, previous: KeepList | None) -> Path:
     refuse_fewer_epochs(request, previous)
     run = RunFolder(run_folder(request, previous))
     if run.holds_run:
@@ -189,7 +189,7 @@ def _train(request: CurateRequest, folder: CurationFolder, previous: KeepList | 
     return path
 
 
-def _fixed_copy(folder: CurationFolder, previous: KeepList | None) -> str | None:
+def _fixed_copy(folder: CurationWriter, previous: KeepList | None) -> str | None:
     """A keep-list under a name of its own: the run stays what it is when keep.csv is replaced."""
     if previous is None:
         return None

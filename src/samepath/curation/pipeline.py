@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from samepath.curation.cluster import ClassClusters
 from samepath.curation.embed import EARLY_ITERATIONS, ITERATIONS, Embedding
 from samepath.curation.features import Extraction, extract, plan_extraction
-from samepath.curation.folder import FORMAT, KEEP, RANDOM, Arrays, Cache, CurationFolder, checksum
+from samepath.curation.folder import FORMAT, KEEP, RANDOM, Arrays, Cache, CurationWriter, checksum
 from samepath.curation.inputs import look
 from samepath.curation.keep import choose, random_control
 from samepath.curation.network import (
@@ -48,7 +48,7 @@ def curate(request: CurateRequest) -> dict[str, Any]:
         find_recipe(request.recipe, request.data, request.keep)  # refuses one of other data
         first = read_keep_list(Path(request.keep))
     request.eps_by_label(subject.class_names)
-    folder = CurationFolder(request.out)
+    folder = CurationWriter(request.out)
     folder.refuse(subject.origin)
     _look_ahead(request, subject, first)
     folder.begin(subject.origin, request.recipe)
@@ -70,7 +70,7 @@ def _look_ahead(request: CurateRequest, subject: Subject, first: KeepList | None
 
 
 def _curate_in_rounds(
-    request: CurateRequest, subject: Subject, folder: CurationFolder, first: KeepList | None
+    request: CurateRequest, subject: Subject, folder: CurationWriter, first: KeepList | None
 ) -> dict[str, Any]:
     previous, done = first, []
     candidates = np.ones(subject.num_examples, bool) if first is None else first.kept
@@ -98,7 +98,7 @@ class Round:
         self,
         request: CurateRequest,
         subject: Subject,
-        folder: CurationFolder,
+        folder: CurationWriter,
         previous: KeepList | None,
     ) -> None:
         self._request, self._subject = request, subject

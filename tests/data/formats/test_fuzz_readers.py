@@ -36,7 +36,7 @@ from measured_steps import LINK, made
 from torch import nn
 from ui_folders import make_finding, make_run
 
-from samepath.curation.folder import CurationFolder, read_arrays, write_arrays
+from samepath.curation.folder import CurationWriter, read_arrays, write_arrays
 from samepath.curation.network import load_from
 from samepath.data import download
 from samepath.data.examples import examples_identity
@@ -358,7 +358,7 @@ READERS = {
     "origin": Reader(
         file="cache/origin.json",
         make=curation_cache,
-        read=lambda f: CurationFolder(f).refuse(ORIGIN),
+        read=lambda f: CurationWriter(f).refuse(ORIGIN),
     ),
     "curation.json": in_explorer("curation.json"),
     "map": in_explorer("map.safetensors"),
