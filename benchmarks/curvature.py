@@ -20,11 +20,9 @@ from typing import Any
 from samepath.engine.checks.hardware import versions
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
-from samepath.insight.curvature.curvature import measure_curvature
-from samepath.insight.curvature.request import CurvatureRequest
+from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.insight.curvature.result import RunCurvature
-from samepath.report.insight_curvature import write_curvature
-from samepath.report.insight_curvature_words import facts_table, verdict
+from samepath.report.curvature import facts_table, verdict, write_curvature
 
 HERE = Path(__file__).parent
 BATCHES = (32, 1024)

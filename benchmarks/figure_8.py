@@ -73,7 +73,7 @@ def on_summit(
 
 
 def main(folder: Path) -> None:
-    from samepath.report.insight_scaling import draw_simulated_scaling
+    from samepath.report.simulate import draw_simulated_scaling
 
     curves = {name: on_summit(policy, WORKERS) for name, policy in POLICIES.items()}
     print(f"{'efficiency, modelled':<26}" + "".join(f"{number:>7}" for number in WORKERS))

@@ -5,6 +5,7 @@ table and writes it as JSON. Ratios are within a repeat.
 
     python benchmarks/profile_engines.py                 about five minutes on two quiet cores
     python benchmarks/profile_engines.py --recipe digits --engines samepath,queue --cycle-ms 1
+    python benchmarks/profile_engines.py --engines samepath,queue,horovod    where it is installed
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import platform
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from about import commit
+from horovod_engine import profile_horovod
 from samepath.engine.run.options import Asked
 from samepath.insight.profile.profile import Profile, ProfileRequest, profile
 from samepath.insight.profile.queue_reduction import QueueSettings
-from samepath.insight.profile.timeline import Numbers
+from samepath.insight.profile.timeline import Numbers, numbers
 from samepath.timing.clock import machine
 
 HERE = Path(__file__).parent
@@ -93,10 +95,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "profile_engines.json")
     options = parser.parse_args()
     engines = tuple(options.engines.split(","))
+    with_horovod = "horovod" in engines
     request = ProfileRequest(
         recipe=options.recipe,
         num_workers=options.workers,
-        engines=engines,
+        engines=tuple(name for name in engines if name != "horovod"),
         steps=options.steps,
         asked=Asked(grain_size=options.grain),
         queue=QueueSettings(cycle_seconds=options.cycle_ms / 1e3),
@@ -107,6 +110,9 @@ def main() -> None:
         print(f"repeat {number + 1} of {options.repeats}")
         found = profile(request, print)
         assert found is not None
+        if with_horovod:  # after the others: it starts workers of its own
+            beside = numbers(profile_horovod(request))
+            found = replace(found, numbers=(*found.numbers, beside))
         repeats.append(found)
     rows = table(repeats)
     show(f"{options.recipe} on {options.workers} workers: median over repeats (range)", rows)

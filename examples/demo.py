@@ -16,8 +16,7 @@ from rich.table import Table
 from samepath.cli.train import RunDisplay
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
-from samepath.report.curves import draw_loss_curves
-from samepath.report.show import show_run
+from samepath.report.show import draw_loss_curves, show_run
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
-from samepath.report.curves import draw_loss_curves
+from samepath.report.show import draw_loss_curves
 
 
 def main() -> None:

@@ -19,9 +19,8 @@ from typing import Any
 from PIL import Image
 
 from samepath.curation.compare import from_json
-from samepath.report.curation_compare import comparison_table
-from samepath.report.curation_report import classes_table
-from samepath.report.study_tables import markdown
+from samepath.report.curation import classes_table, comparison_table
+from samepath.report.page import markdown
 
 ROOT = Path(__file__).parents[1]
 PAPER = {  # Gahlot et al. 2020, Table I: percent dropped

@@ -14,9 +14,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from samepath.report.study_tables import (
+from samepath.report.page import markdown
+from samepath.report.study import (
     efficiency_table,
-    markdown,
     others_of,
     predictions_table,
     rates_table,

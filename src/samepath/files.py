@@ -38,11 +38,11 @@ LOCK_SECONDS = 5.0
 MOST_JSON = 256 << 20
 """Bytes of a JSON file: a cube folder of a million names has 100 million."""
 MOST_SHOWN = 200
-"""Characters of somebody else's text in a message of ours."""
+"""Characters of another program's text in a message of ours."""
 UNPACKED_FREELY = 1 << 30
 """Bytes that any packed file may become: an empty scan of 512 x 512 x 1000 is packed 1000 to 1."""
 UNPACKED_TIMES = 100
-"""Beyond that: so many times what is on disk."""
+"""Beyond `UNPACKED_FREELY`: so many times what is on disk."""
 
 Value = TypeVar("Value")
 
@@ -137,7 +137,7 @@ def take_lock(folder: Path) -> int | None:
 
 def try_lock(file: int | IO[Any]) -> bool:
     """Lock an open file until it is closed; False if another process has. A file system without
-    locks refuses no one."""
+    locks refuses no process."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -229,7 +229,7 @@ def parse_json(content: bytes | str) -> Any:
     try:
         found = json.loads(content)
         text = content if isinstance(content, str) else content.decode("latin-1")
-        if "\\ud" in text.lower():  # perhaps half a character, which nobody can print or write
+        if "\\ud" in text.lower():  # perhaps half a character, which cannot be printed or written
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except RecursionError:
@@ -242,7 +242,7 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 
 def read_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
-    """The same of a file that must hold an object."""
+    """What a JSON file says that must hold an object."""
     content = read_json(path, most)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
@@ -321,7 +321,7 @@ def guarded(read: Callable[[], Value]) -> Value:
 
 
 def brief(words: object) -> str:
-    """Somebody else's words on one line, not too many."""
+    """Words of a file or another program on one line, not too many."""
     known = words.strerror if isinstance(words, OSError) else None
     text = " ".join(str(known or words).split())
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 4] + " ..."

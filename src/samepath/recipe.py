@@ -27,11 +27,9 @@ from torch import Tensor, nn
 
 from samepath.builtin import BUILT_IN
 from samepath.data import Draws, seed_everything
-from samepath.data.examples import only_rows
-from samepath.data.fingerprint import fingerprint
-from samepath.data.keep_list import read_keep_list
-from samepath.data.keep_match import refuse_other_data
-from samepath.data.sources import Data
+from samepath.data.content import fingerprint_path
+from samepath.data.keep_list import read_keep_list, refuse_other_data
+from samepath.data.sources import Data, only_rows
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.threads import limited_threads
@@ -89,7 +87,7 @@ class Recipe:
     """What else is known of the training examples: by name, one value for each (malignancy,
     patient). Training does not see it; `samepath show` and `generate` do."""
     valid_facts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """The same for the validation examples."""
+    """What else is known of the validation examples, likewise."""
     class_names: Sequence[str] = ()
     """What classes are called, by label; their numbers where not given."""
     keep_weights: Sequence[int] = ()
@@ -145,7 +143,7 @@ class FoundRecipe:
     """A recipe, and where it came from."""
 
     name: str
-    """What was typed."""
+    """The recipe's name or path as it was typed."""
     identity: str
     """What a resumed run must match: the built-in name, or the file's SHA-256."""
     recipe: Recipe
@@ -158,7 +156,7 @@ class FoundRecipe:
     keep_identity: str | None = None
     """What a resumed run must match: a SHA-256 of which examples it keeps."""
     source: bytes | None = field(default=None, repr=False)
-    """Of a recipe file: what was in it."""
+    """What was in the recipe file; None for a built-in recipe."""
 
 
 def find_recipe(
@@ -228,9 +226,9 @@ def _found(name: str, identity: str, function: Callable[..., Any], data: str | N
             f"function a parameter: def {function.__name__}(data=None)"
         )
     place = Path(os.path.realpath(data))
-    if not os.path.exists(place):  # nor where links lead round, or nobody may look
+    if not os.path.exists(place):  # nor where links lead round, or this user may not look
         raise UserError(f"--data {data}: there is no such file or folder; check the path")
-    return FoundRecipe(name, identity, function(data=place), str(place), fingerprint(place))
+    return FoundRecipe(name, identity, function(data=place), str(place), fingerprint_path(place))
 
 
 def _recipe_of_file(name: str, path: Path, data: str | None, source: bytes | None) -> FoundRecipe:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from samepath.data.content import content_of, held_content, same_content
-from samepath.data.examples import only_rows
+from samepath.data.sources import only_rows
 
 MADE = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(5000, 3, generator=MADE)

@@ -22,6 +22,7 @@ from samepath.cli import main
 from samepath.data import download as module
 from samepath.data.download import Archive, DownloadFailed, download
 from samepath.errors import UserError
+from samepath.files import try_lock
 
 FOLDER = "cifar-10-batches-bin"
 FILES = {
@@ -304,8 +305,10 @@ def test_an_address_that_is_none(server: Server, fetch: Fetch) -> None:
 
 def test_another_process_is_at_it(server: Server, fetch: Fetch, tmp_path: Path) -> None:
     part = part_of(tmp_path, b"")
-    with module._opened_alone(part), pytest.raises(UserError, match="another process"):
-        fetch()
+    with part.open("a") as file:
+        assert try_lock(file)
+        with pytest.raises(UserError, match="another process"):
+            fetch()
     assert server.asked == []
 
 

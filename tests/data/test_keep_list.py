@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from samepath.data import GrainRequest, Source, as_source
-from samepath.data.examples import only_rows
+from samepath.data.content import examples_identity
 from samepath.data.keep_list import (
     KeepList,
-    examples_identity,
-    labels_of,
     read_keep_list,
     write_keep_list,
 )
+from samepath.data.sources import labels_of, only_rows
 from samepath.engine.run.options import Asked, Options, recipe_of, resolve
 from samepath.engine.run.train import Request, train
 from samepath.engine.state.reopen import reopen

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from samepath.data import DatasetSource, GrainRequest, Loaders, TensorSource, as_source, mapped
-from samepath.data.examples import examples_identity, in_memory, labels_of, only_rows
-from samepath.data.sources import SomeOf, Source
+from samepath.data import DatasetSource, GrainRequest, Loaders, TensorSource, as_source, sources
+from samepath.data.content import examples_identity
+from samepath.data.sources import SomeOf, Source, in_memory, labels_of, only_rows
 from samepath.errors import UserError
 
 REQUESTS = [[3, 1], [0], [2, 2, 4]]
@@ -81,7 +81,7 @@ def test_only_what_is_asked_for_is_announced(
     """Rows of half a page in a file of many: the system is told of their pages and of no others."""
     data = np.load(file_of(np.zeros((4096, 512), np.float32), tmp_path), mmap_mode="r")
     told: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(mapped, "_advise", lambda *advice: told.append(advice))
+    monkeypatch.setattr(sources, "_advise", lambda *advice: told.append(advice))
     load(as_source((data, np.arange(4096)), seed=0))
     address = data.__array_interface__["data"][0]
     whole, *rows = told

@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from samepath.data import DatasetSource, GrainRequest, Loaders, TensorSource, as_source
-from samepath.data.examples import in_memory, only_rows
-from samepath.data.sources import Source
+from samepath.data.sources import Source, in_memory, only_rows
 from samepath.errors import UserError
 
 REQUESTS = [(0, [3, 1]), (0, [0]), (1, [2, 2, 4])]

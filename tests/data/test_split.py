@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.data.fingerprint import fingerprint
+from samepath.data.content import fingerprint_path
 from samepath.data.split import split_by_group
 
 GROUPS = st.lists(st.sampled_from("abcdefgh"), max_size=40)
@@ -41,20 +41,20 @@ def test_single_examples_fill_it_exactly() -> None:
 def test_a_moved_file_is_the_same_and_a_changed_one_is_not(tmp_path: Path) -> None:
     file = tmp_path / "a.bin"
     file.write_bytes(bytes(3 << 20))
-    before = fingerprint(file)
-    assert fingerprint(file.rename(tmp_path / "b.bin")) == before
+    before = fingerprint_path(file)
+    assert fingerprint_path(file.rename(tmp_path / "b.bin")) == before
     for place in (0, (3 << 20) - 1):
         content = bytearray(3 << 20)
         content[place] = 1
         file.write_bytes(content)
-        assert fingerprint(file) != before
+        assert fingerprint_path(file) != before
 
 
 def test_a_folder_is_its_files(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "one").write_text("1")
-    before = fingerprint(folder)
-    assert fingerprint(folder.rename(tmp_path / "moved")) == before
+    before = fingerprint_path(folder)
+    assert fingerprint_path(folder.rename(tmp_path / "moved")) == before
     (tmp_path / "moved" / "two").touch()
-    assert fingerprint(tmp_path / "moved") != before
+    assert fingerprint_path(tmp_path / "moved") != before

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-    from starlette.types import ASGIApp
+
+    from samepath.web.serve import LocalPage
 
 OpenPage = Callable[..., "Page"]
 
@@ -20,25 +20,21 @@ OpenPage = Callable[..., "Page"]
 @contextmanager
 def serving(folder: Path, keep: Path | None = None) -> Iterator[str]:
     """A server of a folder, in a thread; its address."""
-    from samepath.web.explorer.app import explorer_app
-    from samepath.web.explorer.session import open_session
+    from samepath.web.explorer.app import open_explorer
 
-    with (
-        open_session(folder, keep) as session,
-        answering(explorer_app(session.explorer, session.token), session.listening),
-    ):
-        yield session.address
+    with open_explorer(folder, keep) as (_, page), answering(page):
+        yield page.address
 
 
 @contextmanager
-def answering(app: ASGIApp, listening: socket) -> Iterator[None]:
-    """An application, answering in a thread."""
+def answering(page: LocalPage) -> Iterator[None]:
+    """A page, answering in a thread."""
     import uvicorn
 
     from samepath.web.serve import settings
 
-    server = uvicorn.Server(settings(app))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    server = uvicorn.Server(settings(page.app))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [page.listening]})
     thread.start()
     try:
         yield

@@ -99,11 +99,7 @@ def serving_ui(folder: Path) -> Iterator[str]:
     """A server of a folder, in a thread; its address."""
     from explorer_pages import answering
 
-    from samepath.web.dashboard.app import ui_app
-    from samepath.web.dashboard.session import open_ui
+    from samepath.web.dashboard.app import open_ui
 
-    with (
-        open_ui(folder) as session,
-        answering(ui_app(session.board, session.token), session.listening),
-    ):
-        yield session.address
+    with open_ui(folder) as page, answering(page):
+        yield page.address

@@ -18,7 +18,7 @@ from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
-from samepath.report.curation_compare import comparison_table, finish_comparison, verdict
+from samepath.report.curation import comparison_table, finish_comparison, verdict
 from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, look_into
 from samepath.study.runner import request_for

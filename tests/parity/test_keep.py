@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from samepath.data.formats.cifar10 import NUM_IMAGES, RECORD
-from samepath.data.keep_list import KeepList, labels_of, write_keep_list
+from samepath.data.keep_list import KeepList, write_keep_list
+from samepath.data.sources import labels_of
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
 from samepath.engine.state.progress import RunResult

@@ -39,7 +39,7 @@ with samepath.start(seed=0) as session:
         trainer = session.prepare(
             model, optimizer, loss, batch_size=16, grain_size=4, other_hardware=sys.argv[1] == "yes"
         )
-        trainer.doubt = told.append
+        trainer.warn = told.append
         trainer.step(next(trainer.batches(data, 0)))
         print("went on:", *told)
     except UserError as error:

@@ -6,7 +6,6 @@ runs once, with 2 workers over the network.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -19,22 +18,18 @@ from typing import Any
 
 import pytest
 import torch
-from test_profile_timeline import check_trace
+from chrome_trace import check_trace, nested
 
 from samepath.engine.comm.peers import Peers
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Asked, Options, resolve
-from samepath.engine.run.session import Link, Session, settle_in, start
-from samepath.insight.profile.engines import make_engine
-from samepath.insight.profile.engines_base import shares_of
-from samepath.insight.profile.engines_horovod import Horovod
-from samepath.insight.profile.engines_plain import PlainLoop
+from samepath.engine.run.session import Link, Session, start
+from samepath.insight.profile.engines import make_engine, shares_of
+from samepath.insight.profile.profile import gather, take_step
 from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings
-from samepath.insight.profile.recorder import Recorder
-from samepath.insight.profile.timeline import MAIN, nested, numbers
-from samepath.insight.profile.trace_file import chrome_trace
-from samepath.insight.profile.worker import gather, take_step
+from samepath.insight.profile.recorder import PhaseRecorder
+from samepath.insight.profile.timeline import MAIN, chrome_trace, numbers
 from samepath.recipe import find_recipe
 
 pytestmark = pytest.mark.alone
@@ -125,7 +120,7 @@ def body(link: Link, folder: str, options: dict[str, Options]) -> None:
 
 
 def _train(session: Session, options: Options, name: str) -> dict[str, Any]:
-    recorder = Recorder(session.worker)
+    recorder = PhaseRecorder(session.worker)
     peers = None if name == "samepath" else Peers(60.0)
     recipe = find_recipe(options.recipe).recipe
     # fusion buffers that hold some of the layers, so that there are several
@@ -145,7 +140,8 @@ def _train(session: Session, options: Options, name: str) -> dict[str, Any]:
         (timeline,) = together.timelines
         check_trace(chrome_trace(timeline, {}))
         for worker in range(session.num_workers):
-            assert nested(timeline.of(*MAIN, "step", worker=worker))
+            events = timeline.of(*MAIN, "step", worker=worker)
+            assert nested((event.begin, event.end) for event in events)
         found["clock"] = together.clock
         found["numbers"] = vars(numbers(timeline))
         found["phases"] = sorted({event.phase for event in timeline.events})
@@ -156,17 +152,9 @@ def _unwatched(session: Session, options: Options) -> dict[str, Any]:
     """samepath without anything that notes times."""
     recipe = find_recipe(options.recipe).recipe
     trainer = make_trainer(recipe, options, session)
-    for share in itertools.islice(
-        shares_of(
-            recipe,
-            options,
-            Recorder(session.worker),
-            worker=session.worker,
-            workers=session.num_workers,
-            exact=True,
-        ),
-        STEPS,
-    ):
+    recorder = PhaseRecorder(session.worker)
+    shares = shares_of(recipe, options, session, recorder, exact=True)
+    for share in itertools.islice(shares, STEPS):
         trainer.step(share)
     return {n: p.tolist() for n, p in trainer.model.named_parameters()}
 
@@ -175,7 +163,7 @@ def _orders(session: Session) -> int:
     """Tensors announced in an order of each worker's own: how many sums came out right."""
     peers = Peers(60.0)
     settings = QueueSettings(cycle_seconds=1e-3, fusion_bytes=16_000)
-    queue = QueueReduction(peers, len(SIZES), Recorder(session.worker), settings)
+    queue = QueueReduction(peers, len(SIZES), PhaseRecorder(session.worker), settings)
     draw = random.Random(session.worker)
     workers, right = session.num_workers, 0
     with queue.running():
@@ -281,43 +269,6 @@ def test_waiting_on_the_slowest_worker_is_told(found: list[dict[str, Any]]) -> N
 def test_tensors_ready_in_different_orders_are_not_mixed_up(found: list[dict[str, Any]]) -> None:
     for worker in found:
         assert worker["orders"] == 10 * len(SIZES)
-
-
-def horovods_weights(options: Options) -> dict[str, Any]:
-    """What a worker that Horovod started does."""
-    hvd = importlib.import_module("horovod.torch")
-    hvd.init()
-    settle_in(torch.device("cpu"), seed=0, threads=1)
-    recorder = Recorder(hvd.rank())
-    engine = PlainLoop(
-        find_recipe(options.recipe).recipe,
-        options,
-        recorder,
-        lambda model: Horovod(hvd, model, recorder),
-        worker=hvd.rank(),
-        workers=hvd.size(),
-        total=lambda weight: weight,
-    )
-    for number in range(STEPS):
-        take_step(engine, recorder, number)
-    return {n: p.tolist() for n, p in engine.model.named_parameters()}
-
-
-@pytest.mark.parametrize("found", [(2, "auto")], ids=["2"], indirect=True)
-@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-def test_horovod_itself_computes_the_same_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[dict[str, Any]]
-) -> None:
-    here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(here))
-    (tmp_path / "plain.py").write_text(RECIPE)
-    options = resolve(find_recipe(str(tmp_path / "plain.py")), Asked())
-    run = importlib.import_module("horovod").run
-    every = run(horovods_weights, (options,), num_proc=2, use_gloo=True, network_interfaces=["lo"])
-    for weights in every:
-        for what, value in found[0]["plain"]["samepath"]["weights"].items():
-            expected = torch.tensor(value)
-            torch.testing.assert_close(torch.tensor(weights[what]), expected, rtol=1e-5, atol=2e-7)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from samepath.engine.comm import shared_memory
-from samepath.engine.comm.collective import Network, Record
+from samepath.engine.comm.collective import Network
 from samepath.engine.comm.environment import read_place
 from samepath.engine.comm.shared_memory import SharedMemory, announce, have_announced, turns_in
 from samepath.engine.launch.launch import launch
@@ -29,10 +28,11 @@ class Misled(Network):
 
     victim: str
 
-    def gather(self, record: Record) -> list[Record]:
-        found = super().gather(record)
-        if self.worker == 1 and found[0][:6].tobytes() == b"/proc/":
-            found[0][:64] = np.frombuffer(self.victim.encode().ljust(64), np.uint8)
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        found = super().gather_bytes(mine)
+        token, path = found[0][: shared_memory.TOKEN_BYTES], found[0][shared_memory.TOKEN_BYTES :]
+        if self.worker == 1 and path.startswith(b"/proc/"):
+            found[0] = token + self.victim.encode()
         return found
 
 
@@ -55,22 +55,19 @@ def misled(folder: str) -> None:
 
 
 def test_what_is_not_worker_0s_memory_is_left_alone(tmp_path: Path) -> None:
-    folder = Path("/tmp") / f"sp-{os.getpid()}"  # a path of at most 64 bytes
+    folder = tmp_path / "victims"
     folder.mkdir()
-    try:
-        (folder / "small").write_bytes(b"a thesis")
-        whole = -(-(LENGTH + shared_memory.TOKEN_BYTES) // shared_memory.PAGE) * shared_memory.PAGE
-        (folder / "equal").write_bytes(b"x" * whole)
-        os.mkfifo(folder / "pipe")
-        launch(misled, (str(folder),), 2)
-        for worker in (0, 1):
-            refused = json.loads((folder / f"worker-{worker}.json").read_text())
-            assert all(refused.values()), "on all workers or none"
-        assert "is not the memory of worker 0" in refused["equal"]
-        assert (folder / "small").read_bytes() == b"a thesis"
-        assert (folder / "equal").read_bytes() == b"x" * whole
-    finally:
-        shutil.rmtree(folder)
+    (folder / "small").write_bytes(b"a thesis")
+    whole = -(-(LENGTH + shared_memory.TOKEN_BYTES) // shared_memory.PAGE) * shared_memory.PAGE
+    (folder / "equal").write_bytes(b"x" * whole)
+    os.mkfifo(folder / "pipe")
+    launch(misled, (str(folder),), 2)
+    for worker in (0, 1):
+        refused = json.loads((folder / f"worker-{worker}.json").read_text())
+        assert all(refused.values()), "on all workers or none"
+    assert "is not the memory of worker 0" in refused["equal"]
+    assert (folder / "small").read_bytes() == b"a thesis"
+    assert (folder / "equal").read_bytes() == b"x" * whole
 
 
 BODY = """

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from samepath.recipes.nodules import deepdensity
-from samepath.recipes.nodules.convolution import Convolution3d
-from samepath.recipes.nodules.deepdensity import DeepDensity, Mixture
+from samepath.recipes.nodules.deepdensity import Convolution3d, DeepDensity, Mixture
 
 SIDE = 8
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -19,8 +19,7 @@ from samepath.engine.run.train import Request, train
 from samepath.engine.state.reopen import reopen
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.recipes.nodules.deepdensity import DeepDensity, Mixture, evaluate_density
-from samepath.recipes.nodules.generate import GenerateRequest, generate
-from samepath.recipes.nodules.generation import Generator, encode, render
+from samepath.recipes.nodules.generation import GenerateRequest, Generator, encode, generate, render
 from samepath.report.show import show_run
 
 RECIPE = """

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from samepath.report.study_tables import verdict
-from samepath.report.study_words import duration
+from samepath.report.study_verdict import verdict
+from samepath.report.words import duration
 from samepath.study.results import Cell, Ended, How, Interval
 
 

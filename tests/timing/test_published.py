@@ -117,7 +117,7 @@ def test_at_6000_workers_the_cache_doubles_the_speed() -> None:
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     from PIL import Image
 
-    from samepath.report.insight_scaling import MeasuredPoint, draw_simulated_scaling
+    from samepath.report.simulate import MeasuredPoint, draw_simulated_scaling
 
     machine, counts = MACHINES["1GbE-pairs"], [1, 2, 4, 8]
     curves = {

@@ -82,8 +82,7 @@ def advise(
     from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
     from samepath.insight.advise.advise import advise as find_advice
     from samepath.insight.folder import choose_folder, read_finding
-    from samepath.report.insight_advice import write_advice
-    from samepath.report.insight_advice_words import tables_in_short
+    from samepath.report.advise import tables_in_short, write_advice
 
     if quick and minutes is not None:
         raise UserError("--quick is --minutes 1; give one of the two")

@@ -141,7 +141,7 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
     """
     from samepath.curation.pipeline import curate as curate_request
     from samepath.curation.request import CurateRequest
-    from samepath.report.curation_report import write_curation_report
+    from samepath.report.curation import write_curation_report
 
     request = CurateRequest(
         command=tuple(sys.argv), watcher=LiveWatcher, display=RunDisplay, **asked
@@ -156,7 +156,7 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
 
 
 def _summary(about: dict[str, Any], out: Path, page: Path) -> None:
-    from samepath.report.curation_report import classes_table
+    from samepath.report.curation import classes_table
 
     print_table(classes_table(about))
     kept, number = about["num_kept"], about["num_examples"]

@@ -92,7 +92,7 @@ def compare(
     """
     from samepath.curation.compare import Wanted, to_json
     from samepath.curation.compare import compare as compare_all
-    from samepath.report.curation_compare import comparison_table, finish_comparison
+    from samepath.report.curation import comparison_table, finish_comparison
     from samepath.study.opening import StudyRequest
 
     request = StudyRequest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,9 @@ def curvature(runs: tuple[Path, ...], out: Path | None, as_json: bool, **asked: 
       samepath curvature runs/batch-32 runs/batch-1024 --examples 1024
       samepath curvature runs/nodules-1 --epoch best --top 5
     """
-    from samepath.insight.curvature.curvature import measure_curvature
-    from samepath.insight.curvature.request import CurvatureRequest
-    from samepath.insight.curvature.result import to_json
+    from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
     from samepath.insight.folder import choose_folder
-    from samepath.report.insight_curvature import write_curvature
-    from samepath.report.insight_curvature_words import verdict
+    from samepath.report.curvature import verdict, write_curvature
 
     request = CurvatureRequest(runs=runs, watcher=LiveWatcher, **asked)
     folder = choose_folder("curvature", str(runs[0].resolve()), out)
@@ -83,13 +81,13 @@ def curvature(runs: tuple[Path, ...], out: Path | None, as_json: bool, **asked: 
         found = measure_curvature(request, vectors=folder)
         write_curvature(folder, found, sys.argv)
     if as_json:
-        print_json(to_json(found) | {"verdict": verdict(found), "folder": str(folder)})
+        print_json(asdict(found) | {"verdict": verdict(found), "folder": str(folder)})
     else:
         _summary(found, folder)
 
 
 def _summary(found: Any, folder: Path) -> None:
-    from samepath.report.insight_curvature_words import CAUTION, facts_table, sample_words, verdict
+    from samepath.report.curvature import CAUTION, facts_table, sample_words, verdict
 
     print_table(facts_table(found))
     for text in (verdict(found), CAUTION, sample_words(found), *found.notes):

@@ -34,9 +34,8 @@ def download(name: str, to: Path | None, url: str | None, as_json: bool) -> None
     """
     from dataclasses import replace
 
-    from samepath.data.download import ARCHIVES
+    from samepath.data.download import ARCHIVES, download_folder
     from samepath.data.download import download as fetch
-    from samepath.data.places import download_folder
 
     archive = ARCHIVES[name]
     if url is not None:

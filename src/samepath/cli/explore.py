@@ -50,9 +50,9 @@ def explore(
     import webbrowser
     from contextlib import ExitStack
 
+    from samepath.web.explorer.app import open_explorer
+    from samepath.web.explorer.explorer import Explorer
     from samepath.web.explorer.exports import write_export
-    from samepath.web.explorer.session import open_session
-    from samepath.web.explorer.state import Explorer
 
     opening = status("opening the map ...")
     if out is not None:
@@ -62,12 +62,12 @@ def explore(
         return
     with ExitStack() as stack:
         with opening:
-            session = stack.enter_context(open_session(folder, keep, port))
+            explorer, page = stack.enter_context(open_explorer(folder, keep, port))
         if as_json:
-            print_json({"address": session.address, "keep": str(session.explorer.keep)})
+            print_json({"address": page.address, "keep": str(explorer.keep)})
         else:
-            click.echo(session.address)
-            click.echo(f"shows {session.explorer.keep}; Ctrl-C ends it, unsaved edits are kept")
+            click.echo(page.address)
+            click.echo(f"shows {explorer.keep}; Ctrl-C ends it, unsaved edits are kept")
         if not no_browser:
-            webbrowser.open(session.address)
-        session.run()
+            webbrowser.open(page.address)
+        page.run()

@@ -40,8 +40,8 @@ def generate(as_json: bool, count: int, **asked: Any) -> None:
       samepath generate runs/nodules-1 --count 1000 --category malignant --out new.npz
       samepath generate runs/nodules-1 --count 20 --epoch best --side 64 --out new.nii.gz
     """
-    from samepath.recipes.nodules.generate import GenerateRequest
-    from samepath.recipes.nodules.generate import generate as generate_nodules
+    from samepath.recipes.nodules.generation import GenerateRequest
+    from samepath.recipes.nodules.generation import generate as generate_nodules
 
     with stdout_kept_for_json(as_json), status("opening the run") as line:
         result = generate_nodules(GenerateRequest(count=count, tell=line.update, **asked))

@@ -32,7 +32,7 @@ from samepath.console import LiveWatcher, print_report, say
     "engines",
     multiple=True,
     metavar="NAMES",
-    help="samepath, ddp, queue or horovod; several separated by commas, or given again. "
+    help="samepath, ddp or queue; several separated by commas, or given again. "
     "samepath when not given.",
 )
 @click.option(
@@ -41,7 +41,7 @@ from samepath.console import LiveWatcher, print_report, say
     default=10,
     show_default=True,
     metavar="S",
-    help="Steps to time with each engine, after warming up.",
+    help="How many to time of each engine, after warming up.",
 )
 @click.option(
     "--cycle-ms",
@@ -49,7 +49,7 @@ from samepath.console import LiveWatcher, print_report, say
     default=5.0,
     show_default=True,
     metavar="MS",
-    help="How often queue and horovod ask the coordinator.",
+    help="How often the engine queue asks its coordinator.",
 )
 @click.option(
     "--fusion-mib",
@@ -57,7 +57,7 @@ from samepath.console import LiveWatcher, print_report, say
     default=64.0,
     show_default=True,
     metavar="MIB",
-    help="How much queue and horovod pack together.",
+    help="How much the engine queue packs together.",
 )
 @click.option("--no-measure", is_flag=True, help="Leave out measured.json (half a minute).")
 @shaping_options
@@ -82,8 +82,8 @@ def profile(
     A timeline of every worker (load, forward, backward, each bucket's reduction, waiting, update),
     as a Chrome trace and a figure; how much communication hides behind computing, and how much
     waiting is for the slowest worker. Engines get the same batches: samepath is ours; ddp is
-    torch's DistributedDataParallel; queue is Horovod's way, written here; horovod is the real one,
-    where it is installed. Also takes a step apart (measured.json), for `samepath simulate`.
+    torch's DistributedDataParallel; queue is Horovod's way, written here. Also takes a step apart
+    (measured.json), for `samepath simulate`.
 
     \b
     Examples:
@@ -96,7 +96,7 @@ def profile(
     from samepath.insight.profile.profile import ProfileRequest
     from samepath.insight.profile.profile import profile as profile_recipe
     from samepath.insight.profile.queue_reduction import QueueSettings
-    from samepath.report.insight_profile import (
+    from samepath.report.profile import (
         OPEN,
         summary,
         tables_in_short,

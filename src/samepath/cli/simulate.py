@@ -142,7 +142,7 @@ def simulate(
     from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder
     from samepath.insight.simulate.simulate import SimulationRequest, run_simulation, verdict
-    from samepath.report.insight_simulation import NOTE, PAGE, curve_table, write_simulation
+    from samepath.report.simulate import NOTE, PAGE, curve_table, write_simulation
 
     from_folder = Path(source).is_dir()
     if from_folder:

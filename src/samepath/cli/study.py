@@ -158,7 +158,7 @@ def study(
       samepath study nodules-small --learning-rate largest --network 10GbE
       samepath study digits --batch-sizes 16,64,256 --learning-rates 0.001,0.003,0.01
     """
-    from samepath.report.study_finish import finish_study, tables_in_short
+    from samepath.report.study import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest
     from samepath.study.race import race

@@ -248,7 +248,7 @@ def print_result(recipe: str, folder: Path, result: dict[str, Any], as_json: boo
 
 
 def _summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
-    from samepath.report.noise import noise_words
+    from samepath.report.words import noise_words
 
     again = f"samepath train {recipe} --out {folder} --resume"
     words = {

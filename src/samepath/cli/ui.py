@@ -29,14 +29,14 @@ def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
     """
     import webbrowser
 
-    from samepath.web.dashboard.session import open_ui
+    from samepath.web.dashboard.app import open_ui
 
-    with open_ui(folder, port) as session:
+    with open_ui(folder, port) as page:
         if as_json:
-            print_json({"address": session.address, "folder": str(folder)})
+            print_json({"address": page.address, "folder": str(folder)})
         else:
-            click.echo(session.address)
+            click.echo(page.address)
             click.echo(f"shows {folder.resolve()}; Ctrl-C ends it")
         if not no_browser:
-            webbrowser.open(session.address)
-        session.run()
+            webbrowser.open(page.address)
+        page.run()

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from samepath.console import SilentWatcher, Watcher
 from samepath.curation.cluster import MIN_SAMPLES
-from samepath.data.keep_list import examples_identity, labels_of
+from samepath.data.content import examples_identity
+from samepath.data.sources import labels_of
 from samepath.engine.run.options import Options, training_source
 from samepath.engine.state.progress import Display
 from samepath.errors import UserError

@@ -1,17 +1,25 @@
-"""Is it still the same data? Fingerprints of what a recipe hands over, quick at any size.
+"""Is it still the same data? Fingerprints of data on disk, and of what a recipe hands over.
 
-In: training or validation data of any kind. Out: by name, a SHA-256 of what was looked at.
-Covered, of tensors and arrays (also in a TensorDataset, a Subset, a ConcatDataset): shapes, types,
-a sum of every megabyte, and all bytes of a thousand rows spread evenly; of mapped ones, sixty-four
-rows only. Of other data sets: their class and length, and their first, middle and last item, each
-where loading it twice gives the same (an item that is random in a way of its own is not compared).
+In: a file or folder; or training or validation data of any kind. Out: SHA-256 as text.
+
+`fingerprint_path` covers, of a file or folder, the names and sizes of all files, and the first and
+last megabyte of each. A change in the middle of a larger file that keeps its size goes unnoticed.
+
+`content_of` is quick at any size. It covers, of tensors and arrays (also in a TensorDataset, Subset
+or ConcatDataset): shapes, types, a sum of every megabyte, and all bytes of a thousand rows spread
+evenly; of mapped ones, sixty-four rows only. Of other data sets: their class and length, and their
+first, middle and last item, each where loading it twice gives the same (an item that is random in a
+way of its own is not compared).
+
+`examples_identity` covers every byte of every example.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,27 +28,54 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
-from samepath.data.examples import Collate
 from samepath.data.loaders import Loaders
-from samepath.data.mapped import Column, expect_random_rows, is_mapped
 from samepath.data.sources import (
+    Collate,
+    Column,
     Data,
     GrainRequest,
     SomeOf,
     as_source,
     as_tensor,
     columns_of,
+    expect_random_rows,
+    is_mapped,
+    requests_for,
 )
+from samepath.errors import UserError
+from samepath.files import open_plain, size_of
 
+_EDGE = 1 << 20
 _CHUNK = 1 << 20
 _MOST_ROWS = 1024
 _MAPPED_ROWS = 64
-"""The same where each has to be read from a disk."""
+"""Rows that are looked at where each has to be read from a disk."""
 _ROWS_BYTES = 16 << 20
-"""Of rows that are looked at byte by byte; three are in any case."""
+"""Bytes of the rows that are looked at; three rows are in any case."""
 _ITEM_SECONDS = 5.0
 """No further item is looked at after so long."""
 _TIMEOUT_SECONDS = 60.0
+
+
+def fingerprint_path(path: Path) -> str:
+    """A fingerprint of a file or folder. A folder may have moved; what is in it may not have."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    whole = hashlib.sha256()
+    for file in files:
+        name = "" if file == path else file.relative_to(path).as_posix()
+        try:
+            with open_plain(file) as content:
+                size = size_of(content)
+                first = content.read(_EDGE)
+                content.seek(max(len(first), size - _EDGE))
+                parts = hashlib.sha256(first + content.read(_EDGE)).hexdigest()
+        except OSError as error:
+            raise UserError(
+                f"{file} cannot be read ({error.strerror}); move it out of the data, or let it be "
+                "read"
+            ) from None
+        whole.update(f"{name}\0{size}\0{parts}\n".encode())
+    return whole.hexdigest()
 
 
 def content_of(
@@ -61,7 +96,7 @@ def content_of(
 
 
 def held_content(data: Data, collate: Collate | None = None) -> dict[str, str]:
-    """The same for data that consists of tensors and arrays; nothing for any other."""
+    """The content of data that consists of tensors and arrays; nothing for any other."""
     whole = hashlib.sha256()
     return {"data": whole.hexdigest()} if _add(whole, data, collate) else {}
 
@@ -69,6 +104,45 @@ def held_content(data: Data, collate: Collate | None = None) -> dict[str, str]:
 def same_content(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
     """Whether all that both have looked at is the same."""
     return all(before[name] == now[name] for name in before.keys() & now.keys())
+
+
+def examples_identity(data: Data, collate: Collate | None = None) -> str:
+    """SHA-256 over all examples as they are loaded, in order: their types, shapes and bytes."""
+    whole = hashlib.sha256()
+    source = as_source(data, seed=0, collate=collate)
+    for batch in source.load(requests_for(np.arange(len(source)))):
+        add_value(whole, batch, _refuse_unknown)
+    return whole.hexdigest()
+
+
+def add_value(whole: Any, value: Any, unknown: Callable[[Any], None]) -> None:
+    """Add the bits of a value to a hash, however it is nested; `unknown` is called with what is
+    neither tensor, array, number nor text."""
+    if isinstance(value, Tensor):
+        whole.update(f"{value.dtype} {tuple(value.shape)}\n".encode())
+        whole.update(_bytes(value if value.layout == torch.strided else value.to_dense()))
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        whole.update(f"{value.dtype} {value.shape}\n".encode())
+        whole.update(value.tobytes())
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            whole.update(f"{name!r}: ".encode())
+            add_value(whole, value[name], unknown)
+    elif isinstance(value, (tuple, list)):
+        whole.update(f"{len(value)} parts\n".encode())
+        for part in value:
+            add_value(whole, part, unknown)
+    elif value is None or isinstance(value, (str, bytes, bool, int, float, np.generic)):
+        whole.update(f"{value!r}\n".encode())
+    else:
+        unknown(value)
+
+
+def _refuse_unknown(value: Any) -> None:
+    raise UserError(
+        f"a batch of the training data holds a {type(value).__name__}, which cannot be "
+        "recognised again; use tensors, numbers and text"
+    )
 
 
 # ---- tensors and arrays
@@ -122,7 +196,7 @@ def _add_column(whole: Any, column: Column) -> None:
 
 
 def _bytes(part: Column) -> NDArray[np.uint8]:
-    """In the order of the values, however they lie in memory."""
+    """The bytes of the values in their order, however they lie in memory."""
     if isinstance(part, Tensor):
         plain = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return plain.reshape(-1).view(torch.uint8).numpy()
@@ -130,7 +204,7 @@ def _bytes(part: Column) -> NDArray[np.uint8]:
 
 
 def _sum(values: NDArray[np.uint8]) -> int:
-    """Of all 64-bit words, and what is left of one; wrapping."""
+    """The sum of all 64-bit words, and of what is left of one; wrapping."""
     whole = len(values) // 8 * 8
     words = int(np.add.reduce(values[:whole].view(np.uint64), dtype=np.uint64))
     return (words + int(values[whole:].sum(dtype=np.uint64))) % (1 << 64)

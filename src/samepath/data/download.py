@@ -1,4 +1,4 @@
-"""Archives from the network: fetched, checked, unpacked.
+"""Archives from the network: fetched, checked, unpacked; and where data lies.
 
 In: an `Archive` (address, size, MD5) and a folder. Out: the archive's folder in it. Guaranteed: the
 folder is there complete or not at all; what does not have the published size and MD5 is removed; a
@@ -12,22 +12,20 @@ import gzip
 import hashlib
 import http.client
 import os
-import shutil
 import tarfile
-import tempfile
 import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 from samepath.errors import SamepathError, UserError
-from samepath.files import brief, try_lock
+from samepath.files import PART, brief, folder_aside, size_of, try_lock
 
 Progress = Callable[[int, int], None]
 """progress(bytes that are there, bytes in all)"""
@@ -35,6 +33,9 @@ Answer = TypeVar("Answer")
 
 _CHUNK = 1 << 18
 _MOST_MEMBERS = 1000
+_NO_ARCHIVE = (
+    tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError
+)  # fmt: skip
 _PASSING = {408, 429, 500, 502, 503, 504}
 """Answers of a server that may be better in a while."""
 
@@ -47,9 +48,9 @@ class Archive:
     num_bytes: int
     md5: str
     folder: str
-    """What is in it."""
+    """The name of the one folder in the archive."""
     files: tuple[str, ...]
-    """What is in that folder, at the least."""
+    """Files that the folder must hold."""
     most_unpacked: int = 1 << 30
     """Bytes that its files may have in all."""
 
@@ -93,42 +94,28 @@ def download(
         )
     folder = to / archive.folder
     if folder.is_dir():
-        _refuse_part(archive, folder)
+        missing = [name for name in archive.files if not (folder / name).is_file()]
+        if missing:
+            raise UserError(
+                f"{folder} is there already, without {', '.join(missing)}; give another folder "
+                "(--to DIR), or move this one away"
+            )
         return folder
+    part = to / f"{archive.folder}.tar.gz{PART}"
     try:
         to.mkdir(parents=True, exist_ok=True)
-        with _opened_alone(to / f"{archive.folder}.tar.gz.part") as file:
+        with part.open("a+b", buffering=0) as file:
+            if not try_lock(file):
+                raise UserError(f"{part} is being downloaded by another process; wait for it")
             _fetch(archive, file, progress, attempts, wait_seconds, timeout_seconds)
             _check(archive, file)
             _unpack(archive, file, folder)
-            Path(file.name).unlink()
+            part.unlink()
     except OSError as error:
         raise UserError(
             f"{to} cannot be written to ({error.strerror or error}); give another folder: --to DIR"
         ) from error
     return folder
-
-
-def _refuse_part(archive: Archive, folder: Path) -> None:
-    missing = [name for name in archive.files if not (folder / name).is_file()]
-    if missing:
-        raise UserError(
-            f"{folder} is there already, without {', '.join(missing)}; give another folder "
-            "(--to DIR), or move this one away"
-        )
-
-
-@contextmanager
-def _opened_alone(path: Path) -> Iterator[IO[bytes]]:
-    """A file to go on writing, by one process at a time."""
-    with path.open("a+b", buffering=0) as file:
-        if not try_lock(file):
-            raise UserError(f"{path} is being downloaded by another process; wait for it")
-        yield file
-
-
-def _size(file: IO[bytes]) -> int:
-    return os.fstat(file.fileno()).st_size
 
 
 def _fetch(
@@ -140,15 +127,15 @@ def _fetch(
     timeout_seconds: float,
 ) -> None:
     """Ask until as many bytes are there as there should be."""
-    most, failed = _size(file), 0
-    while _size(file) < archive.num_bytes:
+    most, failed = size_of(file), 0
+    while size_of(file) < archive.num_bytes:
         try:
             _receive(archive, file, progress, timeout_seconds)
-            why = f"the connection ended after {_size(file):,} of {archive.num_bytes:,} bytes"
+            why = f"the connection ended after {size_of(file):,} of {archive.num_bytes:,} bytes"
         except _Cut as error:
             why = str(error)
-        failed = 0 if _size(file) > most else failed + 1
-        most = max(most, _size(file))
+        failed = 0 if size_of(file) > most else failed + 1
+        most = max(most, size_of(file))
         if failed == attempts:
             raise DownloadFailed(
                 f"{archive.url}: {why}; try again later (what is there is kept), or fetch and "
@@ -160,7 +147,7 @@ def _fetch(
 
 def _receive(archive: Archive, file: IO[bytes], progress: Progress, timeout_seconds: float) -> None:
     """Append what the server sends, from where the file ends."""
-    start = _size(file)
+    start = size_of(file)
     request = urllib.request.Request(archive.url)
     if start:
         request.add_header("Range", f"bytes={start}-")
@@ -175,9 +162,9 @@ def _receive(archive: Archive, file: IO[bytes], progress: Progress, timeout_seco
                 f"{archive.url} is a file of {int(announced):,} bytes, not of "
                 f"{archive.num_bytes:,}: another file; give the address of a mirror with --url"
             )
-        while _size(file) <= archive.num_bytes and (chunk := _ask(archive, answer.read1, _CHUNK)):
+        while size_of(file) <= archive.num_bytes and (chunk := _ask(archive, answer.read1, _CHUNK)):
             file.write(chunk)
-            progress(_size(file), archive.num_bytes)
+            progress(size_of(file), archive.num_bytes)
 
 
 def _ask(archive: Archive, action: Callable[..., Answer], *arguments: Any) -> Answer:
@@ -198,18 +185,16 @@ def _ask(archive: Archive, action: Callable[..., Answer], *arguments: Any) -> An
         raise _Cut(f"the connection was cut ({error or type(error).__name__})") from error
 
 
-def _check(archive: Archive, file: IO[bytes]) -> None:
-    """Size and MD5 are those published, or the file is emptied."""
+def _check(archive: Archive, file: FileIO) -> None:
+    """Size and MD5 are those published, or the file is emptied and removed."""
     file.seek(0)
-    digest = hashlib.md5(usedforsecurity=False)
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    size = _size(file)
-    if (size, digest.hexdigest()) != (archive.num_bytes, archive.md5):
+    md5 = hashlib.file_digest(file, "md5").hexdigest()  # as published: against damage, not attack
+    size = size_of(file)
+    if (size, md5) != (archive.num_bytes, archive.md5):
         file.truncate(0)
         Path(file.name).unlink()
         raise DownloadFailed(
-            f"{archive.url} came as {size:,} bytes with the MD5 {digest.hexdigest()}, not "
+            f"{archive.url} came as {size:,} bytes with the MD5 {md5}, not "
             f"{archive.num_bytes:,} with {archive.md5}; it was removed: try again, or another --url"
         )
 
@@ -217,29 +202,18 @@ def _check(archive: Archive, file: IO[bytes]) -> None:
 def _unpack(archive: Archive, file: IO[bytes], folder: Path) -> None:
     """Unpack beside the folder, then rename."""
     file.seek(0)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as aside:
+    with folder_aside(folder, shared=True) as aside:
         try:
             with tarfile.open(fileobj=file, mode="r:gz") as packed:
-                for member, path in _checked_members(archive, packed):
-                    place = Path(aside, *path.parts)
-                    if member.isdir():
-                        place.mkdir(parents=True, exist_ok=True)
-                        continue
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    content = packed.extractfile(member)
-                    assert content is not None, "it is a regular file"
-                    with content, place.open("xb") as unpacked:
-                        shutil.copyfileobj(content, unpacked, _CHUNK)
-        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+                packed.extractall(aside, _checked_members(archive, packed), filter="data")
+        except _NO_ARCHIVE as error:
             raise DownloadFailed(
                 f"{archive.url} is no .tar.gz that can be read: {brief(error)}"
             ) from error
-        Path(aside, archive.folder).rename(folder)
+        (aside / archive.folder).rename(folder)
 
 
-def _checked_members(
-    archive: Archive, packed: tarfile.TarFile
-) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath]]:
+def _checked_members(archive: Archive, packed: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Files and folders, as long as they are what may be unpacked."""
     num_bytes = 0
     for number, member in enumerate(packed):
@@ -256,4 +230,19 @@ def _checked_members(
                 f"{archive.url} holds more than {archive.most_unpacked:,} bytes or "
                 f"{_MOST_MEMBERS} files; nothing was unpacked"
             )
-        yield member, path
+        yield member
+
+
+# ---- where data lies
+
+
+def download_folder() -> Path:
+    """`$SAMEPATH_DATA`, else `$SAMEPATH_CACHE`, else `~/.cache/samepath`."""
+    names = (os.environ.get("SAMEPATH_DATA"), os.environ.get("SAMEPATH_CACHE"))
+    return Path(next(filter(None, names), "~/.cache/samepath")).expanduser()
+
+
+def data_folders() -> list[Path]:
+    """Folders that may hold data, the first to be looked at first."""
+    said = os.environ.get("SAMEPATH_DATA")
+    return [*([Path(said).expanduser()] if said else []), Path("../shared/data"), download_folder()]

@@ -3,30 +3,33 @@
 In and out: a CSV file with the columns index, label, x, y, cluster, kept, reason, and note if there
 are any; one row per training example, in order. Guaranteed: what is written is read back equal (x
 and y to the last bit; text without blanks around it); a file is replaced whole, and only when
-asked to; one that is not a keep-list ends in one line that names the file and line.
+asked to; one that is not a keep-list ends in one line that names the file and line; so does one
+that is not of a recipe's training data, or keeps none of it.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.examples import examples_identity, labels_of
+from samepath.data.content import examples_identity
 from samepath.data.formats.tables import read_table
+from samepath.data.sources import Collate, Data, as_source, in_memory, labels_of
 from samepath.errors import UserError
-from samepath.files import brief, replaced
-
-__all__ = ["KeepList", "examples_identity", "labels_of", "read_keep_list", "write_keep_list"]
+from samepath.files import brief, read_object, replaced
 
 _LIMIT = 2.0**128 - 2.0**103  # from here on float32 rounds to infinity
 
+ABOUT = "curation.json"
+"""The file beside a keep-list that says what it was made of."""
 COLUMNS = ("index", "label", "x", "y", "cluster", "kept", "reason")
 
 
@@ -44,7 +47,7 @@ class KeepList:
     reasons: Sequence[str]
     """Why it is dropped; of a kept one "", or "kept by hand"."""
     notes: Sequence[str] | None = None
-    """What a person wrote beside it; None where nobody did."""
+    """What a person wrote beside it; None where there are no notes."""
 
     def __post_init__(self) -> None:
         columns = (self.labels, self.positions, self.clusters, self.reasons, self.notes)
@@ -156,3 +159,78 @@ def _real(path: Path, line: int, name: str, text: str) -> float:
         if abs(number := float(text)) < _LIMIT:
             return number
     raise UserError(f"{path}, line {line}: {name} is {brief(repr(text))}; it must be a number")
+
+
+# ---- is this the keep-list of these examples?
+
+_LOOKED_AT = 64
+"""Examples whose labels are compared where all would have to be loaded from disk."""
+
+
+def refuse_other_data(
+    keep_list: KeepList,
+    path: Path,
+    *,
+    recipe: str,
+    data: Data,
+    facts: Mapping[str, NDArray[Any]],
+    collate: Collate | None,
+    origin: Mapping[str, str | None],
+) -> None:
+    """Raise unless the keep-list at `path` is of this data and keeps some of it.
+
+    `origin` is the recipe's identity and data_identity: where curation.json names the same, data
+    on disk is not read through once more.
+    """
+    about = _read_about(path.with_name(ABOUT))
+    made_of = f" (it was made of {_origin(about)})" if about else ""
+    instead = f"give a keep-list made of {recipe!r} and its --data{made_of}"
+    num_examples = len(as_source(data, seed=0, collate=collate))
+    if len(keep_list) != num_examples:
+        raise UserError(
+            f"{path} is of {len(keep_list):,} examples, but {recipe!r} has {num_examples:,} for "
+            f"training; {instead}"
+        )
+    everything = in_memory(data, collate)
+    if keep_list.labels is not None:
+        looked_at = num_examples if everything else min(num_examples, _LOOKED_AT)
+        rows = np.linspace(0, num_examples - 1, looked_at).round().astype(np.int64)
+        labels = labels_of(data, facts, collate, rows)
+        if labels is None:
+            raise UserError(f"{path} has labels, but the examples of {recipe!r} none; {instead}")
+        differing = np.flatnonzero(labels != keep_list.labels[rows])
+        if len(differing):
+            first = differing[0]
+            raise UserError(
+                f"{path} says that example {rows[first]} has the label "
+                f"{keep_list.labels[rows[first]]}, but in {recipe!r} it has {labels[first]}; "
+                f"{instead}"
+            )
+    expected = about.get("examples_identity")
+    same_origin = all(about.get(name) == value for name, value in origin.items())
+    compared = expected is not None and (everything or not same_origin)
+    if compared and examples_identity(data, collate) != expected:
+        raise UserError(
+            f"{path} is of other examples than {recipe!r} has for training "
+            f"(as {ABOUT} beside it says); {instead}"
+        )
+    if not keep_list.kept.any():
+        raise UserError(f"{path} keeps none of {len(keep_list):,} examples; keep some")
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    """What curation.json says; nothing where there is none."""
+    if not path.is_file():
+        return {}
+    try:
+        return read_object(path)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read ({brief(error)}), so the keep-list beside it cannot be "
+            "checked; put the file back, or move the keep-list to a folder of its own"
+        ) from None
+
+
+def _origin(about: Mapping[str, Any]) -> str:
+    data = about.get("data")
+    return brief(f"{about.get('recipe')}{f' --data {data}' if data else ''}")

@@ -28,7 +28,7 @@ from samepath.errors import SamepathError
 from samepath.orphans import die_with_parent
 
 TIMEOUT_SECONDS = 600.0
-"""For an answer from another process of a run, where nobody says otherwise."""
+"""How long a process waits for an answer from another one of the run, by default."""
 START_SECONDS = 20.0
 _TRIES = 3
 _LOOK_SECONDS = 5.0
@@ -159,7 +159,7 @@ def _end_openmp_threads() -> None:
 
 @cache
 def _end_loaders_at_exit(_process: int) -> None:
-    """Before multiprocessing waits for them."""
+    """Register the end of all loaders, before multiprocessing waits for them."""
     util.Finalize(None, _end_loaders, exitpriority=0)
 
 

@@ -1,7 +1,8 @@
 """Examples by index, a grain at a time.
 
 In: tensors or numpy arrays, in memory or mapped from files of any size; or a map-style Dataset.
-Out: for a sequence of requested grains, their examples as one batch each, in order.
+Out: for a sequence of requested grains, their examples as one batch each, in order; labels, if
+there are any; the same kind of data with only some of its examples.
 Guaranteed: a grain's bits depend on (seed, epoch, its examples) only, not on the number of loader
 processes, nor on which grains were loaded before it. Every grain is a fresh allocation, so that
 memory alignment (which some kernels choose by) is the same wherever it is computed. Of a mapped
@@ -10,8 +11,11 @@ file only the requested rows are read.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -19,16 +23,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from samepath.data.loaders import BY_ITSELF, Loaders
-from samepath.data.mapped import Column, expect_random_rows, expect_rows, is_mapped
 from samepath.data.randomness import seed_everything
 from samepath.errors import UserError
 from samepath.keys import key
 
+Column: TypeAlias = Tensor | NDArray[Any]
+"""One row per example."""
 Columns: TypeAlias = Column | Sequence[Any]
-"""One, or a sequence of some."""
+"""One column, or a sequence of columns."""
+Collate: TypeAlias = Callable[[list[Any]], Any]
+Rows: TypeAlias = NDArray[np.int64]
 Data: TypeAlias = "Columns | Dataset[Any] | Source"
 
 
@@ -65,7 +79,7 @@ def as_tensor(part: Column) -> Tensor:
         return part
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot be written to: nobody will
+            warnings.simplefilter("ignore")  # that it cannot be written to: no code here does
             return torch.from_numpy(part)
     except (TypeError, ValueError):
         raise UserError(
@@ -104,7 +118,7 @@ class TensorSource:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it has no part in a file."""
+        """Whether no part of the data lies in a file."""
         return not self._mapped
 
     def __len__(self) -> int:
@@ -191,7 +205,7 @@ class DatasetSource:
         *,
         seed: int,
         loaders: Loaders = BY_ITSELF,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Collate | None = None,
         pin_memory: bool = False,
     ) -> None:
         if isinstance(dataset, IterableDataset):
@@ -226,7 +240,7 @@ def as_source(
     *,
     seed: int,
     loaders: Loaders = BY_ITSELF,
-    collate: Callable[[list[Any]], Any] | None = None,
+    collate: Collate | None = None,
     pin_memory: bool = False,
 ) -> Source:
     """Whatever a person gives as data, as a source. With a `collate` everything goes through it,
@@ -257,7 +271,7 @@ def as_source(
     )
 
 
-def columns_of(data: Data, collate: Callable[[list[Any]], Any] | None = None) -> Columns | None:
+def columns_of(data: Data, collate: Collate | None = None) -> Columns | None:
     """The tensors and arrays that data consists of, with one row per example; None where it is of
     another kind.
 
@@ -289,4 +303,115 @@ def _are_columns(tensors: list[Tensor]) -> bool:
         f"the data is a list of {len(tensors)} tensors, which may be columns or examples; give "
         "tuple(tensors) if each is a column with one row per example, or torch.stack(tensors) (or "
         "a Dataset) if each is an example"
+    )
+
+
+# ---- labels, and a part of the examples
+
+_AT_ONCE = 256
+_NO_EPOCH = -1
+
+
+def labels_of(
+    data: Data,
+    facts: Mapping[str, NDArray[Any]],
+    collate: Collate | None = None,
+    rows: Rows | None = None,
+) -> NDArray[np.int64] | None:
+    """Integer labels of all examples, or of the given; None where there are none.
+
+    They are the second item where a batch is (inputs, integer labels), else the fact "label".
+    """
+    source = as_source(data, seed=0, collate=collate)
+    rows = np.arange(len(source)) if rows is None else rows
+    found = [_labels(batch) for batch in source.load(requests_for(rows[:1]))]
+    if found and found[0] is not None:
+        parts = [_labels(batch) for batch in source.load(requests_for(rows))]
+        return np.concatenate([part for part in parts if part is not None])
+    known = np.asarray(facts["label"]) if "label" in facts else None
+    if known is None or known.dtype.kind not in "iu":
+        return None
+    return known[rows].astype(np.int64)
+
+
+def in_memory(data: Data, collate: Collate | None = None) -> bool:
+    """Whether looking at every example costs next to nothing."""
+    columns = columns_of(data, collate)
+    return columns is not None and TensorSource(columns).in_memory
+
+
+def only_rows(data: Data, rows: Rows, collate: Collate | None = None) -> Data:
+    """The same data with the given examples only, numbered anew in the order given. `collate` is
+    the one it will be loaded with."""
+    columns = columns_of(data, collate)
+    if isinstance(data, Source) or (columns is not None and not in_memory(data, collate)):
+        return SomeOf(data, rows)
+    if columns is None:
+        return Subset(data, rows.tolist())  # type: ignore[arg-type]
+    if isinstance(columns, (Tensor, np.ndarray)):
+        return _some(columns, rows)
+    return tuple(_some(column, rows) for column in columns)
+
+
+def _some(column: Column, rows: Rows) -> Column:
+    if isinstance(column, Tensor):
+        return select_rows(column, torch.from_numpy(rows))
+    return column[rows]
+
+
+def requests_for(rows: Rows) -> Iterator[GrainRequest]:
+    """Requests for these examples outside any epoch, some at a time."""
+    for begin in range(0, len(rows), _AT_ONCE):
+        yield GrainRequest(_NO_EPOCH, rows[begin : begin + _AT_ONCE])
+
+
+def _labels(batch: Any) -> NDArray[np.int64] | None:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return None
+    labels = batch[1]
+    if not isinstance(labels, Tensor) or labels.ndim != 1:
+        return None
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        return None
+    return labels.to(torch.int64).numpy(force=True)
+
+
+# ---- tensors and arrays that lie in files, which may be larger than memory
+#
+# Advice to the system changes how fast rows come, never what is in them. Without it the system
+# reads ahead of every row as if the next ones were to follow: megabytes for a row of kilobytes, of
+# data that is taken in random order.
+
+
+def is_mapped(column: Column) -> bool:
+    """Whether a column lies in a file."""
+    if isinstance(column, Tensor):
+        return column.untyped_storage().filename is not None
+    base: Any = column
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    return isinstance(base, np.memmap)
+
+
+def expect_random_rows(column: Tensor) -> None:
+    """Rows of this mapped tensor will be read in any order: nothing else with them."""
+    if sys.platform == "linux" and column.numel():
+        last = sum(s * (n - 1) for s, n in zip(column.stride(), column.shape, strict=True)) + 1
+        _advise(column.data_ptr(), last * column.itemsize, mmap.MADV_RANDOM)
+
+
+def expect_rows(column: Tensor, rows: Sequence[int]) -> None:
+    """These rows will be read next: fetch them all at once, each as a whole."""
+    row_bytes = column[:1].numel() * column.itemsize
+    if sys.platform == "linux" and row_bytes and column[:1].is_contiguous():
+        stride = column.stride(0) * column.itemsize
+        for row in rows:
+            _advise(column.data_ptr() + row * stride, row_bytes, mmap.MADV_WILLNEED)
+
+
+def _advise(address: int, num_bytes: int, advice: int) -> None:
+    begin = address - address % mmap.PAGESIZE
+    # What it answers does not matter: without advice rows come too, only later
+    ctypes.CDLL(None).madvise(
+        ctypes.c_void_p(begin), ctypes.c_size_t(address + num_bytes - begin), advice
     )

@@ -1,6 +1,6 @@
 """Which worker computes which grains.
 
-In: number of grains and of workers, and perhaps what a grain costs each of them. Out: one
+In: number of grains and of workers, and perhaps the time a grain takes each worker. Out: one
 contiguous run of grains per worker.
 Guaranteed: every grain belongs to exactly one worker; runs are in order; no worker idles while
 another has two; the slowest is done within 5% of the ideal time (where grains are few, as soon as
@@ -21,7 +21,7 @@ BALANCE_SLACK = 1.05
 def assign(num_grains: int, num_workers: int, costs: tuple[int, ...] = ()) -> tuple[range, ...]:
     """Contiguous runs of grains, one per worker; empty ones last when workers outnumber grains.
 
-    `costs`: what a grain costs each worker, in any unit; nothing where it costs all the same."""
+    `costs`: the time a grain takes each worker, in any unit; empty where all take the same."""
     if num_workers < 1:
         raise ValueError(f"{num_workers} workers: at least one is needed")
     if not costs or num_workers >= num_grains:
@@ -43,8 +43,8 @@ def assign(num_grains: int, num_workers: int, costs: tuple[int, ...] = ()) -> tu
 
 
 def _shortest(num_grains: int, costs: tuple[int, ...]) -> int:
-    """The least time in which all grains can be computed, apart from those who need longer for the
-    one that everybody takes."""
+    """The least time in which all grains can be computed, each worker taking at least one (a
+    worker that needs longer for that one does not count)."""
     low, high = 0, num_grains * max(costs)
     while low < high:
         middle = (low + high) // 2

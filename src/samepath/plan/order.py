@@ -26,7 +26,7 @@ def epoch_order(num_examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 def count_steps(num_examples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Batches in one epoch."""
+    """Number of batches in one epoch."""
     whole, left = divmod(num_examples, batch_size)
     return whole + (left > 0 and not drop_last)
 
@@ -40,7 +40,7 @@ class Batch:
     epoch: int
     """Number of the epoch, from 0."""
     examples: NDArray[np.int64]
-    """Which examples, in order."""
+    """Example numbers, in order."""
     grain_size: int
     """Examples in a grain; the last grain may be shorter."""
 

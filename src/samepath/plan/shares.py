@@ -1,7 +1,7 @@
-"""What each worker does of one batch.
+"""The division of one batch among workers.
 
 In: a batch, a worker count, exact or not, and perhaps what a grain costs each worker. Out: a
-Division: everybody's grains and how they add up.
+Division: the grains of each worker and how they add up.
 Guaranteed: every example is in exactly one grain. With `exact` the grains are the plan's, whatever
 the worker count and the costs; without it every worker has one grain, its whole share, and shares
 differ by at most one example.
@@ -22,7 +22,7 @@ from samepath.plan.tree import Reduction, reduction, reduction_of
 
 @dataclass(frozen=True)
 class Division:
-    """A batch divided among workers."""
+    """A batch divided among workers, and how their sums are added."""
 
     batch: Batch
     reduction: Reduction
@@ -35,7 +35,7 @@ class Division:
 
     @cached_property
     def num_grains(self) -> int:
-        """Of all workers."""
+        """Grains of all workers."""
         return sum(len(run) for run in self.reduction.runs)
 
     def grains(self, worker: int) -> dict[int, NDArray[np.int64]]:
@@ -57,8 +57,8 @@ def divide(
     costs: tuple[int, ...] = (),
     without: int | None = None,
 ) -> Division:
-    """Divide a batch among workers; some have nothing when it is too short for all. `without` one
-    of them (with `exact`) it has nothing either."""
+    """Divide a batch among workers; some get no grain when it is too short for all. `without`
+    (with `exact`): a worker that gets none in any case."""
     if exact and without is not None:
         runs = list(assign(batch.num_grains, num_workers - 1))
         cut = runs[without].start if without < len(runs) else batch.num_grains

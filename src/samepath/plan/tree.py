@@ -1,7 +1,7 @@
 """In which order partial sums are added: a fixed balanced binary tree over grain numbers.
 
-In: how many grains, and who has which. Out: for each worker, how its partial sums merge as grains
-finish, and the order in which everybody's remaining sums are added.
+In: how many grains, and which worker has which. Out: for each worker, how its partial sums merge as
+grains finish, and the order in which the remaining sums of all workers are added.
 Guaranteed: every addition is the same pair of partial sums whatever the assignment.
 
 Node (level, index) covers grains index * 2**level up to (index + 1) * 2**level; its value is its

@@ -2,17 +2,22 @@
 
 In: a title and sections. Out: a file that opens anywhere, also without a network: pictures are
 inside it. Guaranteed: all text is escaped.
+
+`new_folder` and `command_section` are what the reports of findings share.
 """
 
 from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from samepath.files import write_atomically
+from samepath.report.words import Tables
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem;
@@ -39,7 +44,7 @@ class Section:
     note: str = ""
     """Small print under the table."""
     folded: bool = False
-    """The table is closed until somebody opens it: for long ones."""
+    """The table is closed until the reader opens it: for long ones."""
 
 
 def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
@@ -75,3 +80,33 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
     head, *body = rows
     return "<table>" + line(head, "th") + "".join(line(row, "td") for row in body) + "</table>"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table for a document."""
+    head, *body = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def table_sections(tables: Tables) -> list[Section]:
+    """A section for each table."""
+    return [Section(heading=title, table=table, note=note) for title, table, note in tables]
+
+
+def command_section(command: Sequence[str]) -> Section:
+    """What was typed."""
+    return Section(heading="The command", words=" ".join([Path(command[0]).name, *command[1:]]))
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder to write into; remove it again if writing is interrupted."""
+    from samepath.engine.state.run_folder import make_folder  # loads torch; a page does not
+
+    make_folder(folder)
+    try:
+        yield folder
+    except BaseException:  # Ctrl-C too; it was new or empty
+        shutil.rmtree(folder)
+        raise

@@ -2,44 +2,36 @@
 
 In: a race and a strategy. Out: a PNG: losses by epoch and by time, and above them, where the rate
 warms up, the first epochs enlarged. Runs on the same path lie on each other by epoch: they are
-drawn one inside the other. One seed is drawn in full, the others faintly.
+drawn one inside the other. One seed is drawn in full, the others faintly. The axis shows all runs
+except losses that blow up: those leave at the top.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from samepath.report.sheet import save_figure
-from samepath.report.study_loss_scale import LossScale, last_finite, loss_scale
-from samepath.report.study_style import (
-    key,
-    legend_beside,
-    log_values,
-    margins,
-    new_figure,
-    ramp,
-    tidy,
-)
-from samepath.report.study_words import ENDED, base_name, number, time_unit, workers_named
+from samepath.report import style
+from samepath.report.words import ENDED, base_name, number, time_unit, workers_named
 from samepath.study.results import Epoch, RunRecord, Study
 
 _WARMUP_EPOCHS = 5
 _FEW_POINTS = 30
+_WIDTH = 1.7
+_BLOWN_UP = 5.0
+"""Times the highest loss of a run that does not diverge."""
 
 Across = Callable[[Epoch], float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Drawn:
+class _Drawn(NamedTuple):
     """The run that stands for a worker count."""
 
     run: RunRecord
@@ -49,41 +41,55 @@ class _Drawn:
     """By epoch; wider where narrower ones on the same path lie on top."""
 
 
+class LossScale(NamedTuple):
+    """The vertical axis of losses."""
+
+    low: float
+    high: float
+    log: bool
+    ceiling: float
+    """Losses above it are not shown."""
+
+    def apply(self, axes: Axes) -> None:
+        if self.log:
+            style.log_values(axes, self.low, self.high)
+        else:
+            axes.set_ylim(self.low, self.high)
+
+
 def draw_losses_of(study: Study, strategy: str, out: Path) -> None:
     """Validation loss as lines, training loss thin and pale."""
     drawn = _chosen(study, strategy)
     mine = [run for run in study.runs if run.strategy == strategy]
+    epochs = [epoch for each in drawn for epoch in each.run.curve]
     scale = loss_scale(mine, study.runs, also=study.target.loss)
     zoom = warmup_epochs(strategy, [each.run for each in drawn])
-    title = f"{study.recipe}, {strategy}: loss"
-    figure = new_figure(11.0, 7.8 if zoom else 4.8, title)
+    figure = style.new_figure(11.0, 7.8 if zoom else 4.8, f"{study.recipe}, {strategy}: loss")
     if zoom:
         (near, rates), (by_epoch, by_time) = figure.subplots(2, 2, height_ratios=[2.6, 4.0])
     else:
         by_epoch, by_time = figure.subplots(1, 2)
-    longest = max((e.seconds for each in drawn for e in each.run.curve), default=1.0)
-    unit, length = time_unit(longest)
+    unit, length = time_unit(max((e.seconds for e in epochs), default=1.0))
     _draw(by_epoch, drawn, lambda e: float(e.epoch), scale, nested=True)
     _draw(by_time, drawn, lambda e: e.seconds / length, scale, nested=False)
     for axes in (by_epoch, by_time):
         axes.axhline(study.target.loss, color="0.15", linestyle=(0, (6, 3)), linewidth=1.0)
         scale.apply(axes)
     by_time.tick_params(labelleft=False, which="both")
-    last = max((e.epoch for each in drawn for e in each.run.curve), default=1)
+    last = max((e.epoch for e in epochs), default=1)
     by_epoch.set(xlabel="epoch", ylabel="loss", xlim=(0.0, 1.03 * max(last, 1)))
-    by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    times = [e.seconds / length for each in drawn for e in each.run.curve if e.seconds > 0.0]
-    log_values(by_time, *(margins(times, 0.03) if times else (0.1, 1.0)), which="x")
+    _whole_epochs(by_epoch)
+    times = [e.seconds / length for e in epochs if e.seconds > 0.0]
+    style.log_values(by_time, *style.margins(times, 0.03), which="x")
     by_time.set_xlabel(f"training time ({unit})")
     for axes in (by_epoch, by_time):
-        tidy(axes)
+        style.tidy(axes)
     if zoom:
         _draw_zoom(near, rates, drawn, zoom, loss_scale(mine, study.runs, until=zoom + 0.5))
         mark = by_epoch.indicate_inset_zoom(near, edgecolor="0.4", alpha=0.7)
         for line in mark.connectors or ():
             line.set_visible(False)  # they would run across the curves
-    _legend(figure, study, drawn)
-    save_figure(figure, out)
+    style.finish(figure, _keys(study, drawn), out)
 
 
 def warmup_epochs(strategy: str, runs: Sequence[RunRecord]) -> int:
@@ -101,6 +107,37 @@ def warmup_epochs(strategy: str, runs: Sequence[RunRecord]) -> int:
     return rising if 2 * rising <= longest else 0
 
 
+def loss_scale(
+    runs: Sequence[RunRecord],
+    others: Sequence[RunRecord],
+    also: float = math.nan,
+    until: float = math.inf,
+) -> LossScale:
+    """An axis for the losses of `runs` up to an epoch, and `also` one more value.
+
+    `others` say what a loss is like where none of `runs` is in good health. The axis is logarithmic
+    if all losses are positive; NaN and infinity do not move it.
+    """
+    healthy = _losses([run for run in runs if run.ended != "diverged"], until)
+    healthy = healthy or _losses([run for run in others if run.ended != "diverged"], until)
+    extra = [also] if math.isfinite(also) else []
+    everything = [*_losses(runs, until), *extra] or [1.0]
+    ceiling = max([_BLOWN_UP * max(healthy, default=math.inf), *extra])
+    if max(healthy, default=0.0) < 0.0:
+        ceiling = math.inf  # a multiple of a negative loss is no limit
+    shown = [loss for loss in everything if loss <= ceiling] or everything
+    if min(shown) > 0.0:
+        return LossScale(*style.margins(shown), log=True, ceiling=ceiling)
+    edge = 0.06 * (max(shown) - min(shown)) or 1.0
+    return LossScale(min(shown) - edge, max(shown) + edge, log=False, ceiling=ceiling)
+
+
+def _losses(runs: Sequence[RunRecord], until: float) -> list[float]:
+    epochs = [epoch for run in runs for epoch in run.curve if epoch.epoch <= until]
+    both = [loss for e in epochs for loss in (e.train_loss, e.valid_loss)]
+    return [loss for loss in both if loss is not None and math.isfinite(loss)]
+
+
 def _chosen(study: Study, strategy: str) -> list[_Drawn]:
     """For each worker count the seed with the median time; the first that failed if most did."""
     mine = [run for run in study.runs if run.strategy == strategy]
@@ -115,14 +152,13 @@ def _chosen(study: Study, strategy: str) -> list[_Drawn]:
     for place, (run, _) in enumerate(picked):
         path = tuple((e.epoch, str(e.train_loss), str(e.valid_loss)) for e in run.curve)
         paths.setdefault(path, []).append(place)
-    widths = [1.7] * len(picked)
+    widths = [_WIDTH] * len(picked)
     for places in paths.values():
         for rank, place in enumerate(reversed(places)):
-            widths[place] = 1.7 + 1.9 * rank
-    return [
-        _Drawn(run=run, others=others, colour=colour, width=width)
-        for (run, others), colour, width in zip(picked, ramp(len(counts)), widths, strict=True)
-    ]
+            widths[place] = _WIDTH + 1.9 * rank
+    colours = style.ramp(len(counts))
+    drawn = zip(picked, colours, widths, strict=True)
+    return [_Drawn(run, others, colour, width) for (run, others), colour, width in drawn]
 
 
 def _draw(
@@ -134,43 +170,33 @@ def _draw(
     nested: bool,
     until: float = math.inf,
 ) -> None:
+    """Curves of all worker counts, and a cross where a run diverged.
+
+    Without a loss to put it at, a cross stands above the axes.
+    """
     for each in drawn:
         for other in each.others:
             axes.plot(*_line(other, across, "valid_loss"), color=each.colour, alpha=0.3, lw=0.9)
-        curve = each.run.curve
         axes.plot(*_line(each.run, across, "train_loss"), color=each.colour, alpha=0.55, lw=0.8)
-        axes.plot(
-            *_line(each.run, across, "valid_loss"),
-            color=each.colour,
-            linewidth=each.width if nested else 1.7,
-            marker="o" if len(curve) <= _FEW_POINTS else "",
-            markersize=(each.width if nested else 1.7) + 2.0,
-            solid_capstyle="round",
-        )
-    _draw_crosses(axes, drawn, across, scale, until)
-
-
-def _draw_crosses(
-    axes: Axes, drawn: Sequence[_Drawn], across: Across, scale: LossScale, until: float
-) -> None:
-    """Where runs diverged. Without a loss to put it at, a cross stands above the axes."""
+        width = each.width if nested else _WIDTH
+        marker = "o" if len(each.run.curve) <= _FEW_POINTS else ""
+        line = _line(each.run, across, "valid_loss")
+        how: dict[str, Any] = {"marker": marker, "ms": width + 2.0, "solid_capstyle": "round"}
+        axes.plot(*line, color=each.colour, linewidth=width, **how)
     beyond = 0
     figure = axes.get_figure(root=True)
     assert figure is not None
-    inches = figure.dpi_scale_trans
     for each in drawn:
-        if each.run.ended != "diverged":
+        end = _last_finite(each.run)
+        if each.run.ended != "diverged" or (end is not None and end[0].epoch > until):
             continue
-        end = last_finite(each.run)
-        how: dict[str, Any] = {"color": each.colour, "ms": 8, "mew": 2.2, "zorder": 5}
-        if end is not None and end[0].epoch > until:
-            continue
+        how = {"color": each.colour, "ms": 8, "mew": 2.2, "zorder": 5}
         if end is not None and end[1] <= scale.ceiling:
             axes.plot(across(end[0]), end[1], "x", **how)
             continue
         place = across(end[0]) if end is not None else 0.0
         where = axes.get_xaxis_transform() if end is not None else axes.transAxes
-        above = ScaledTranslation(0.0, (8.0 + 9.0 * beyond) / 72.0, inches)
+        above = ScaledTranslation(0.0, (8.0 + 9.0 * beyond) / 72.0, figure.dpi_scale_trans)
         axes.plot(place, 1.0, "x", transform=where + above, clip_on=False, **how)
         beyond += 1
 
@@ -186,42 +212,49 @@ def _draw_zoom(
     for each in drawn:
         epochs = [e for e in each.run.curve if e.epoch <= zoom + 1]
         places, values = [e.epoch for e in epochs], [e.learning_rate for e in epochs]
-        rates.plot(places, values, "o-", color=each.colour, lw=1.7, markersize=3.5)
+        rates.plot(places, values, "o-", color=each.colour, lw=_WIDTH, markersize=3.5)
     rates.set(ylabel="learning rate", xlabel=f"the first {zoom} epochs")
     rates.set_ylim(bottom=0.0)
     for axes in (near, rates):
         axes.set_xlim(0.0, until)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        tidy(axes)
+        _whole_epochs(axes)
+        style.tidy(axes)
 
 
-def _legend(figure: Figure, study: Study, drawn: Sequence[_Drawn]) -> None:
+def _whole_epochs(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def _keys(study: Study, drawn: Sequence[_Drawn]) -> list[Line2D]:
     handles = []
     for each in drawn:
         ended = "" if each.run.reached else f": {ENDED[each.run.ended]}"
         label = workers_named([each.run.workers]) + ended
-        handles.append(key(label, color=each.colour, linewidth=2.4))
-    handles.append(key("validation", color="0.35", linewidth=1.7))
-    handles.append(key("training", color="0.35", linewidth=0.8, alpha=0.7))
+        handles.append(style.key(label, color=each.colour, linewidth=2.4))
+    grey: dict[str, Any] = {"color": style.GREY}
+    handles.append(style.key("validation", linewidth=_WIDTH, **grey))
+    handles.append(style.key("training", linewidth=0.8, alpha=0.7, **grey))
     if any(each.others for each in drawn):
-        handles.append(key("validation, other seeds", color="0.35", linewidth=0.9, alpha=0.35))
+        handles.append(style.key("validation, other seeds", linewidth=0.9, alpha=0.35, **grey))
     target = f"target, {number(study.target.loss)}"
-    handles.append(key(target, color="0.15", linestyle=(0, (6, 3)), linewidth=1.0))
+    handles.append(style.key(target, color="0.15", linestyle=(0, (6, 3)), linewidth=1.0))
     if any(each.run.ended == "diverged" for each in drawn):
-        cross = {"marker": "x", "linestyle": "", "markeredgewidth": 2.4, "markersize": 9}
-        handles.append(
-            key(
-                "diverged (above the axes: off the scale, or in the first epoch)",
-                color="0.35",
-                **cross,
-            )
-        )
-    legend_beside(figure, handles)
+        words = "diverged (above the axes: off the scale, or in the first epoch)"
+        handles.append(style.point_key(words, "x", markeredgewidth=2.4, markersize=9))
+    return handles
 
 
 def _line(run: RunRecord, across: Across, loss: str) -> tuple[list[float], list[float]]:
     points = [(across(e), getattr(e, loss)) for e in run.curve]
     return [x for x, _ in points], [y if _finite(y) else math.nan for _, y in points]
+
+
+def _last_finite(run: RunRecord) -> tuple[Epoch, float] | None:
+    """The last epoch with a finite validation loss, and the loss."""
+    for epoch in reversed(run.curve):
+        if epoch.valid_loss is not None and math.isfinite(epoch.valid_loss):
+            return epoch, epoch.valid_loss
+    return None
 
 
 def _finite(value: float | None) -> bool:

@@ -1,33 +1,40 @@
-"""What a race showed, in two sentences.
+"""What a study showed, in two sentences.
 
-In: the cells of a race. Out: plain words. Guaranteed: two sentences, derived from the cells alone;
-the time that is quoted says whether it was measured or modelled. The first sentence says who
-reaches the target soonest, the second what became of the rest.
+In: the cells of a race, or a grid. Out: plain words, derived from these alone. The first sentence
+on a race says which strategy reaches the target soonest (and whether that time was measured or
+modelled), the second what became of the rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 
-from samepath.report.study_words import (
+from samepath.report.words import (
     ENDED,
     duration,
+    endings,
     listed,
     number,
     percent,
+    sentence,
+    spread,
     two_digits,
     workers_named,
 )
-from samepath.study.results import Cell
+from samepath.study.results import BatchRun, BatchStudy, Cell, GridStudy, Interval
 
 TIE = 0.01
 """Times that differ by no more than this fraction are called equal."""
 
 Tried = Mapping[str, Mapping[int, Cell]]
 """Cells by strategy and workers."""
-Phrase = Callable[[bool], str]
-"""What is said of a strategy, or (True) of several."""
+
+_ONE = {"es": "es", "s": "s", "is": "is", "has": "has"}
+_SEVERAL = {"es": "", "s": "", "is": "are", "has": "have"}
+"""Endings and verbs of a phrase such as "reach{es} it", of one strategy or of several."""
 
 
 def verdict(cells: Sequence[Cell], target_loss: float, rate_how: str) -> str:
@@ -43,7 +50,7 @@ def verdict(cells: Sequence[Cell], target_loss: float, rate_how: str) -> str:
         return f"Nothing was raced to {loss}. There is nothing to compare."
     if not winners:
         first = _nothing(cells, counts, loss)
-        second = _sentence(_clauses({name: _fate(tried[name]) for name in tried}))
+        second = sentence(_clauses({name: _fate(tried[name]) for name in tried}))
     elif not contested:
         first, second = _only_one_worker(tried, counts, winners[1], loss)
     else:
@@ -86,12 +93,12 @@ def _only_one_worker(
     known = f"{duration(_seconds(cell))} ({cell.how})"
     fates = {name: _fate(tried[name]) for name in tried if _failed(tried[name])}
     if len(counts) > 1:
-        return f"Only one worker reaches {loss}: {known}", _sentence(_clauses(fates))
+        return f"Only one worker reaches {loss}: {known}", sentence(_clauses(fates))
     who = _subject(best, len(tried))
     soonest = " soonest" if len(best) < len(tried) else ""
-    first = f"With one worker, {who} {_s('reach', best)} {loss}{soonest}: {known}"
+    first = f"With one worker, {who} {_reach(best)} {loss}{soonest}: {known}"
     later = [name for name in tried if name not in best and name not in fates]
-    fates |= {name: _verb("reaches it later", "reach it later") for name in later}
+    fates |= dict.fromkeys(later, "reach{es} it later")
     alone = "No larger worker count was tried, so nothing is known about scaling"
     return first, f"{alone}; {_clauses(fates)}" if fates else alone
 
@@ -108,18 +115,18 @@ def _led(
     named = f"with {workers_named(contested)}"
     place = everywhere if list(contested) == more and len(more) > 1 else named
     who = _subject(leaders, len(tried))
-    verb = f"{who} {_s('reach', leaders)} {loss}"
+    verb = f"{who} {_reach(leaders)} {loss}"
     name, workers = _best(tried, leaders, contested)
     cell = tried[name][workers]
     if len(tried) == len(leaders):
         together = "" if len(tried) == 1 else " equally soon"
         if len(contested) == 1:
-            return _sentence(f"{verb}{together} {place} in {_quoted(tried, cell)}")
+            return sentence(f"{verb}{together} {place} in {_quoted(tried, cell)}")
         where = f"soonest with {workers}, in"
-        return _sentence(f"{verb}{together} {place}, {where} {_quoted(tried, cell)}")
+        return sentence(f"{verb}{together} {place}, {where} {_quoted(tried, cell)}")
     tie = ", in a tie," if len(leaders) > 1 else ""
     quoted = _quoted(tried, cell, "" if len(contested) == 1 else f" with {workers} workers")
-    return _sentence(f"{verb} soonest{tie} {place}: {quoted}")
+    return sentence(f"{verb} soonest{tie} {place}: {quoted}")
 
 
 def _divided(
@@ -168,7 +175,7 @@ def _rest(
     leaders: Sequence[str],
 ) -> str:
     own = {name: _fate(tried[name]) for name in leaders if _failed(tried[name])}
-    others: dict[str, Phrase] = {}
+    others: dict[str, str] = {}
     for name in tried:
         if name in leaders:
             continue
@@ -178,14 +185,12 @@ def _rest(
             others[name] = _second_to(tried, name, leaders[0], counts, winners)
         elif not any(name in winners[k] for k in contested):
             at = _everywhere(tried[name], counts)
-            others[name] = _verb(
-                f"reaches it {at} but is never soonest", f"reach it {at} but are never soonest"
-            )
+            others[name] = f"reach{{es}} it {at} but {{is}} never soonest"
     parts = [_clauses(own)] if own else []
     if others:
         parts.append(("of the others, " if leaders else "") + _clauses(others))
     if parts:
-        return _sentence("; ".join(parts))
+        return sentence("; ".join(parts))
     if leaders:
         return _efficiencies(tried, leaders, contested)
     where = "tried" if all(list(found) == list(counts) for found in tried.values()) else "run"
@@ -198,7 +203,7 @@ def _second_to(
     leader: str,
     counts: Sequence[int],
     winners: Mapping[int, list[str]],
-) -> Phrase:
+) -> str:
     """A strategy that reaches the target wherever it was run, but does not lead."""
     tied = [k for k in winners if k > 1 and name in winners[k]]
     as_soon = f", as soon with {workers_named(tied)}," if tied else ""
@@ -206,8 +211,7 @@ def _second_to(
     never = " but never sooner"
     if math.isfinite(other) and not _ties(other, mine):
         never = " but sooner only with one worker"
-    text = f" it {_everywhere(tried[name], counts)}{as_soon}{never}"
-    return _verb(f"reaches{text}", f"reach{text}")
+    return f"reach{{es}} it {_everywhere(tried[name], counts)}{as_soon}{never}"
 
 
 def _everywhere(found: Mapping[int, Cell], counts: Sequence[int]) -> str:
@@ -218,12 +222,12 @@ def _failed(found: Mapping[int, Cell]) -> list[int]:
     return [k for k, cell in found.items() if cell.seconds is None]
 
 
-def _fate(found: Mapping[int, Cell]) -> Phrase:
+def _fate(found: Mapping[int, Cell]) -> str:
     """Where a strategy fails, and how."""
     failed, counts = _failed(found), list(found)
     ended = {name for k in failed for name in found[k].ended if name != "target"}
-    why = f" ({', '.join(words for name, words in ENDED.items() if name in ended)})"
-    why = why if ended else ""
+    reasons = ", ".join(words for name, words in ENDED.items() if name in ended)
+    why = f" ({reasons})" if reasons else ""
     if failed == counts:
         where = ""
     elif failed == counts[1:] and counts[0] == 1:
@@ -233,10 +237,8 @@ def _fate(found: Mapping[int, Cell]) -> Phrase:
     else:
         where = f" with {workers_named(failed)}"
     if ended == {"unfinished"}:
-        return _verb(*(f"{has} not reached it yet{where}{why}" for has in ("has", "have")))
-    if not where:
-        return _verb(f"never reaches it{why}", f"never reach it{why}")
-    return _verb(f"fails{where}{why}", f"fail{where}{why}")
+        return f"{{has}} not reached it yet{where}{why}"
+    return f"fail{{s}}{where}{why}" if where else f"never reach{{es}} it{why}"
 
 
 def _efficiencies(tried: Tried, leaders: Sequence[str], contested: Sequence[int]) -> str:
@@ -265,24 +267,19 @@ def _caveats(cells: Sequence[Cell], rate_how: str) -> str:
     return text
 
 
-def _clauses(phrases: Mapping[str, Phrase]) -> str:
+def _clauses(phrases: Mapping[str, str]) -> str:
     """One clause for all strategies of which the same is to be said."""
     groups: dict[str, list[str]] = {}
-    said: dict[str, Phrase] = {}
     for name, phrase in phrases.items():
-        groups.setdefault(phrase(False), []).append(name)
-        said[phrase(False)] = phrase
+        groups.setdefault(phrase, []).append(name)
     return "; ".join(
-        f"{listed(names)} {said[key](len(names) > 1)}" for key, names in groups.items()
+        f"{listed(names)} {phrase.format(**(_SEVERAL if len(names) > 1 else _ONE))}"
+        for phrase, names in groups.items()
     )
 
 
-def _verb(one: str, several: str) -> Phrase:
-    return lambda plural: several if plural else one
-
-
-def _s(verb: str, subjects: Sequence[str]) -> str:
-    return verb if len(subjects) > 1 else f"{verb}es"
+def _reach(subjects: Sequence[str]) -> str:
+    return "reach" if len(subjects) > 1 else "reaches"
 
 
 def _subject(names: Sequence[str], of: int) -> str:
@@ -291,5 +288,90 @@ def _subject(names: Sequence[str], of: int) -> str:
     return listed(f"{name} scaling" if name in ("strong", "weak") else name for name in names)
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+# ---------------------------------------------------------------------------- grids and metrics
+
+
+def grid_verdict(study: GridStudy) -> str:
+    """Two sentences: the best of all, and how the preferred batch moves with the rate."""
+    metrics = {place: interval.median for place, interval in grid_metrics(study).items()}
+    if not metrics:
+        return (
+            f"No batch size ends with a finite {study.metric} at any rate tried. "
+            "Try lower learning rates."
+        )
+    pick, word = (min, "lowest") if metric_better(study) == "lower" else (max, "highest")
+    (size, rate), best = pick(metrics.items(), key=lambda item: item[1])
+    first = (
+        f"The {word} {study.metric} after {study.epochs} epochs is {best:.4g}, "
+        f"with a batch of {size} at rate {rate:.3g}."
+    )
+    preferred = {r: batch for r, (batch, _, _) in sorted(preferred_batches(study).items())}
+    if len(preferred) < 2:
+        return first + " Give several --learning-rates to see how the preferred batch moves."
+    (low, small), *_, (high, large) = preferred.items()
+    if large == small:
+        return f"{first} The preferred batch stays at {small} from rate {low:.3g} to {high:.3g}."
+    moved = "grows" if large > small else "shrinks"
+    to = f"from {small} at rate {low:.3g} to {large} at rate {high:.3g}"
+    return f"{first} The preferred batch {moved} {to}."
+
+
+def final_metric(study: BatchStudy, run: BatchRun) -> float:
+    """What a run is judged by, at its end; NaN if it has no finite result."""
+    if not run.curve or run.ended in ("diverged", "impossible", "unfinished"):
+        return math.nan
+    last = run.curve[-1]
+    value = last.valid_loss if study.metric == "loss" else last.metrics.get(study.metric)
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+def metric_better(study: BatchStudy) -> str:
+    """ "lower" or "higher"."""
+    return "lower" if study.metric == "loss" else "higher"
+
+
+def metric_interval(study: BatchStudy, runs: Sequence[BatchRun]) -> Interval | None:
+    """The metric over seeds; None unless more than half of the runs have a result."""
+    values = [v for v in (final_metric(study, run) for run in runs) if not math.isnan(v)]
+    if 2 * len(values) <= len(runs):
+        return None
+    return Interval(median=statistics.median(values), low=min(values), high=max(values))
+
+
+def metric_text(study: BatchStudy, runs: Sequence[BatchRun]) -> str:
+    """What runs with several seeds ended with: median (lowest to highest), or how they ended."""
+    if not runs:
+        return "not run"
+    values = [v for v in (final_metric(study, run) for run in runs) if not math.isnan(v)]
+    if not values:
+        ended = [run.ended for run in runs]
+        return endings({name: ended.count(name) for name in dict.fromkeys(ended)})
+    text = spread(*map(number, (min(values), statistics.median(values), max(values))))
+    return text if len(values) == len(runs) else f"{text}, {len(values)} of {len(runs)} seeds"
+
+
+def grid_metrics(study: GridStudy) -> dict[tuple[int, float], Interval]:
+    """The metric by batch size and learning rate, where there is one."""
+    runs: dict[tuple[int, float], list[BatchRun]] = {}
+    for run in study.runs:
+        runs.setdefault((run.batch_size, run.learning_rate), []).append(run)
+    places = itertools.product(study.batch_sizes, study.learning_rates)
+    found = {place: metric_interval(study, runs.get(place, [])) for place in places}
+    return {place: interval for place, interval in found.items() if interval is not None}
+
+
+def preferred_batches(study: GridStudy) -> dict[float, tuple[int, int, int]]:
+    """By learning rate: the batch with the best median, and the smallest and largest as good.
+
+    As good: the median is inside the spread of the best one's seeds. Of equal ones the smallest.
+    """
+    found, sign = grid_metrics(study), -1.0 if metric_better(study) == "lower" else 1.0
+    preferred = {}
+    for rate in study.learning_rates:
+        mine = {b: found[b, rate] for b in sorted(study.batch_sizes) if (b, rate) in found}
+        if mine:
+            best = max(mine, key=lambda b: sign * mine[b].median)
+            low, high = mine[best].low, mine[best].high
+            good = [b for b, v in mine.items() if low <= v.median <= high]
+            preferred[rate] = best, min(good), max(good)
+    return preferred

@@ -1,4 +1,4 @@
-"""What a strategy is asked and what it answers. Pure: no torch, no state.
+"""The question a strategy is asked and its answer. Pure: no torch, no state.
 
 A strategy is a function of k, the number of workers it is for, and the moment of the run. It
 answers with factors of what the recipe says, so that the same rule serves every recipe. The batch
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 Measure: TypeAlias = Literal["curvature", "noise"]
-"""What a strategy can have measured at the end of every epoch."""
+"""Quantities that a strategy can ask for at the end of every epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """Where a run stands."""
+    """Position of a run: epoch, batch, and what was measured so far."""
 
     epoch: int = 0
     """Epochs done."""
     fraction: float = 0.0
-    """Of the epoch under way: the part seen before this step."""
+    """Part of the current epoch that was seen before this step."""
     batch_size: int = 1
-    """The recipe's."""
+    """The recipe's batch size."""
     most_batch: float = math.inf
-    """Times the recipe's batch size: the whole data. A larger batch is cut to it."""
+    """Size of the whole data, in batches of the recipe; a larger batch is cut to it."""
     history: tuple[Mapping[str, float], ...] = ()
-    """What was measured at the end of each epoch, by name."""
+    """Numbers measured at the end of each epoch, by name."""
 
     @property
     def epochs(self) -> float:
@@ -39,7 +39,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronisation:
-    """When a gradient is applied."""
+    """How long after its weights a gradient is applied."""
 
     kind: Literal["synchronous", "stale", "asynchronous"] = "synchronous"
     lag: int = 0
@@ -68,17 +68,17 @@ class Adversarial:
     epsilon: float
     """How far each input value is moved."""
     share: float
-    """Of the examples of a grain: the part that is moved."""
+    """Part of a grain's examples that is moved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a strategy answers."""
+    """A strategy's answer, as factors of what the recipe says."""
 
     batch: float = 1.0
-    """Times the recipe's batch size."""
+    """Factor of the recipe's batch size."""
     learning_rate: float = 1.0
-    """Times the recipe's learning rate (as its schedule has it at this moment)."""
+    """Factor of the recipe's learning rate (as its schedule has it at this moment)."""
     synchronisation: Synchronisation = Synchronisation()
     optimizer: OtherOptimizer | None = None
     adversarial: Adversarial | None = None

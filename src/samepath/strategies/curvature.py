@@ -19,13 +19,13 @@ GROWS_BY = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curvature:
+class CurvatureGrowth:
     """Batch and rate double when the top Hessian eigenvalue has fallen (ABS)."""
 
     fall: float = 2.0
-    """By which factor it must have fallen."""
+    """Factor by which the eigenvalue must have fallen."""
     patience: int = 10
-    """Epochs after which they double in any case."""
+    """Epochs after which batch and rate double in any case."""
     measures: ClassVar[tuple[Measure, ...]] = ("curvature",)
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class Curvature:
             raise UserError(f"patience={self.patience}: it must be at least 1 epoch")
 
     def growth(self, k: int, moment: Moment) -> float:
-        """By how much the batch has grown: what was measured, gone through from the start."""
+        """Factor by which the batch has grown, found by going through all that was measured."""
         grown, reference, since = 1.0, None, 0
         for measured in moment.history:
             now, since = measured["curvature"], since + 1
@@ -52,15 +52,15 @@ class Curvature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvatureAdversarial(Curvature):
+class CurvatureAdversarial(CurvatureGrowth):
     """The same, with adversarial examples at first (ABSA)."""
 
     epsilon: float = 0.005
     """How far each input value of an adversarial example is moved."""
     share: float = 0.2
-    """Of the examples: the part that is adversarial."""
+    """Part of the examples that is adversarial."""
     until: int = 10
-    """Epochs with adversarial examples."""
+    """Number of epochs with adversarial examples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

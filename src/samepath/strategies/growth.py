@@ -16,9 +16,9 @@ from samepath.strategies.choice import Choice, Moment
 @dataclass(frozen=True, kw_only=True)
 class _Milestones:
     milestones: tuple[int, ...] = (10, 20)
-    """After so many epochs."""
+    """Numbers of epochs after which the noise is lowered."""
     factor: float = 5.0
-    """At each of them."""
+    """Factor by which the noise is lowered at each milestone."""
 
     def __post_init__(self) -> None:
         if not self.factor > 1:
@@ -27,7 +27,7 @@ class _Milestones:
             raise UserError(f"milestones={self.milestones}: give epochs, at least 1, as 10+20")
 
     def quieter(self, moment: Moment) -> float:
-        """By how much the noise is to be lower than at the start."""
+        """Factor by which the noise is to be lower than at the start."""
         return self.factor ** sum(moment.epoch >= milestone for milestone in self.milestones)
 
 

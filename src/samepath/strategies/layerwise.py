@@ -17,7 +17,7 @@ from samepath.strategies.warmup import rising
 @dataclass(frozen=True, kw_only=True)
 class _Layerwise:
     epochs: float = 5.0
-    """Over which the rate rises."""
+    """Number of epochs over which the rate rises."""
     rate: float | None = None
     """The optimizer's rate at k = 1; the recipe's when not given. LARS wants one of its own where
     the recipe's belongs to Adam: its steps are rate / 1000 of a layer's size, so try 1 to 10."""

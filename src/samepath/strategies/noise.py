@@ -20,7 +20,7 @@ class Noise:
     """Batch: the noise scale, between B and kB in whole B; rate: the root of that times eta."""
 
     window: int = 5
-    """Epochs that are averaged."""
+    """Number of epochs that are averaged."""
     measures: ClassVar[tuple[Measure, ...]] = ("noise",)
 
     def __post_init__(self) -> None:

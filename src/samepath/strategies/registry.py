@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from samepath.errors import UserError
 from samepath.strategies.asynchronous import Asynchronous
 from samepath.strategies.choice import Choice, Measure, Moment, Strategy
-from samepath.strategies.curvature import Curvature, CurvatureAdversarial
+from samepath.strategies.curvature import CurvatureAdversarial, CurvatureGrowth
 from samepath.strategies.growth import Decay, Growth
 from samepath.strategies.layerwise import Lamb, Lars
 from samepath.strategies.noise import Noise
@@ -38,7 +38,7 @@ BUILT_IN: Mapping[str, Callable[..., Strategy]] = {
     "lamb": Lamb,
     "decay": Decay,
     "growth": Growth,
-    "curvature": Curvature,
+    "curvature": CurvatureGrowth,
     "curvature-adversarial": CurvatureAdversarial,
     "noise": Noise,
     "stale": Stale,
@@ -52,7 +52,7 @@ class FoundStrategy:
     """A strategy, and where it came from."""
 
     name: str
-    """What was typed."""
+    """The text that was typed."""
     identity: str
     """What a resumed run must match: the text itself, or the file's SHA-256."""
     function: Strategy
@@ -61,12 +61,12 @@ class FoundStrategy:
         return self.function(k, moment)
 
     def measures(self, k: int) -> tuple[Measure, ...]:
-        """What it wants measured at the end of every epoch. For one worker there is no choice."""
+        """Quantities to measure at the end of every epoch; none for k = 1: there is no choice."""
         return getattr(self.function, "measures", ()) if k > 1 else ()
 
 
 def register_strategy(name: str, strategy: Strategy) -> None:
-    """Make a strategy known by a name of your own, in a recipe's file for instance."""
+    """Make a strategy known by a name, in a recipe's file for instance."""
     if name in BUILT_IN or not name.replace("-", "_").isidentifier():
         raise UserError(f"strategy {name!r}: give a name of letters and dashes that is not taken")
     _registered[name] = strategy

@@ -18,7 +18,7 @@ class Stale:
     """Batch B, rate eta; every gradient waits `lag` steps."""
 
     lag: int = 1
-    """0 is synchronous, bit for bit."""
+    """Steps between a gradient and its update; 0 is synchronous, bit for bit."""
 
     def __post_init__(self) -> None:
         if self.lag < 0:

@@ -9,14 +9,14 @@ from samepath.strategies.choice import Choice, Moment
 
 
 def rising(factor: float, moment: Moment, epochs: float) -> float:
-    """From 1 to a factor, in a straight line over so many epochs, a little every step."""
+    """A factor that rises from 1 to `factor` in a straight line over so many epochs, every step."""
     return 1.0 + (factor - 1.0) * min(1.0, moment.epochs / epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rising:
     epochs: float = 5.0
-    """Over which the rate rises."""
+    """Number of epochs over which the rate rises."""
 
     def __post_init__(self) -> None:
         if not self.epochs > 0:

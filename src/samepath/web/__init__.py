@@ -1,1 +1,1 @@
-"""Local pages: a server on this machine only, for looking at things and deciding about them."""
+"""Local pages, served to this machine only: the dashboard of runs and the explorer of curations."""

@@ -1,10 +1,10 @@
-"""What stands in front of every local page: who may ask, how much they may send, what they get.
+"""The guard in front of every local page: who may ask, how much they may send, what they get.
 
-In: an ASGI application and a token. Out: the same application, guarded. Guaranteed: nobody without
-the token reaches it (a query once, then a cookie that scripts cannot read); nobody who was led here
-by another site or another name does; a body larger than the limit is never held; every answer says
-what a browser may do with it. Files are read once, when the server starts: no path is ever made of
-what a request says.
+In: an ASGI application and a token. Out: the same application, guarded. Guaranteed: no request
+without the token reaches it (a query once, then a cookie that scripts cannot read), and none that
+another site, or another name for this machine, led here; a body larger than the limit is never
+held; every answer says what a browser may do with it. Files are read once, when the server starts:
+no path is ever made of what a request says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CHANGES_HEADER = "x-samepath"
-"""What a request that changes something carries: other sites cannot send it without asking."""
+"""Header of every request that changes something: a browser lets no other site send it."""
 MAX_BODY = 4 * 2**20
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 HEADERS = {
@@ -58,7 +58,7 @@ class StaticFile:
 
 
 def static_files(folder: Traversable) -> dict[str, StaticFile]:
-    """The files of a folder by name; what is no plain file of a known kind is left out."""
+    """The files of a folder by name; anything but plain files of known kinds is left out."""
     return {
         item.name: StaticFile(item.read_bytes(), KINDS[Path(item.name).suffix])
         for item in folder.iterdir()
@@ -69,8 +69,9 @@ def static_files(folder: Traversable) -> dict[str, StaticFile]:
 
 
 def static_folder() -> dict[str, StaticFile]:
-    """The files of the pages that come with samepath."""
-    return static_files(resources.files("samepath.web") / "static")
+    """The files of samepath's pages, and the libraries they use (static/vendor)."""
+    folder = resources.files("samepath.web") / "static"
+    return static_files(folder / "vendor") | static_files(folder)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Guard:
         await self.app(scope, receive, send_guarded)
 
     def _check_token(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
-        """The cookie to set, when the token came in the address."""
+        """Refuse a request without the token; returns the cookie to set if the address had it."""
         name = f"samepath_{(scope.get('server') or ('', 0))[1]}"  # cookies do not know of ports
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
         if asked and self._is_token(asked[0]):
@@ -167,7 +168,7 @@ class Guard:
 
 
 def _check_host(headers: Mapping[str, str]) -> None:
-    """Another site's name that was made to point here (DNS rebinding) is not ours."""
+    """Refuse another site's name that was made to point here (DNS rebinding)."""
     host = headers.get("host", "")
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     if (name or host) not in LOOPBACK or (port and name and not port.isdecimal()):
@@ -175,7 +176,7 @@ def _check_host(headers: Mapping[str, str]) -> None:
 
 
 def _check_change(method: str, headers: Mapping[str, str]) -> None:
-    """Only this page itself may change something."""
+    """Refuse changes that another page asks for."""
     if method != "POST":
         raise _Refused(405, f"{method} is not used here")
     origin = headers.get("origin")

@@ -1,13 +1,11 @@
-"""CIFAR-10: both layouts, damaged and dangerous files, missing batches, and the recipes."""
+"""CIFAR-10: whole, in part, damaged or of another version; and the recipes."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +15,10 @@ from numpy.typing import NDArray
 from samepath.builtin import BUILT_IN
 from samepath.data import Draws
 from samepath.data.formats import cifar10
-from samepath.data.formats.batch_pickle import unpickle
 from samepath.data.formats.cifar10 import (
     BATCHES,
     CLASS_NAMES,
     NUM_IMAGES,
-    NUM_PIXELS,
     RECORD,
     TEST,
     find_cifar10,
@@ -42,9 +38,8 @@ Bytes = NDArray[np.uint8]
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of 20 images, of which no MD5 is published."""
+    """Batches of 20 images."""
     monkeypatch.setattr(cifar10, "NUM_IMAGES", FEW)
-    monkeypatch.setattr(cifar10, "MD5", {})
 
 
 def records(batch: str) -> Bytes:
@@ -63,39 +58,6 @@ def write_binary(folder: Path, batches: Sequence[str] = (*BATCHES, TEST)) -> Pat
     return folder
 
 
-def as_python_2(batch: str) -> bytes:
-    """A pickle as of Python 2 and its numpy: text is bytes, functions have their old names."""
-    made = records(batch)
-
-    def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value
-
-    pixels = made[:, 1:].tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R"
-        b"(K\x01K" + bytes([FEW]) + b"M" + struct.pack("<H", NUM_PIXELS) + b"\x86"
-        b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|") + b"NNN"
-        b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + struct.pack("<i", len(pixels)) + pixels
-    ) + b"tb"
-    labels = b"](" + b"".join(b"K" + bytes([label]) for label in made[:, 0]) + b"e"
-    return (
-        b"\x80\x02}(" + text(b"batch_label") + text(b"one") + text(b"data") + array
-        + text(b"labels") + labels + text(b"filenames") + b"](" + text(b"a.png") + b"eu."
-    )  # fmt: skip
-
-
-def as_python_3(batch: str) -> bytes:
-    made = records(batch)
-    return pickle.dumps({b"data": made[:, 1:].copy(), b"labels": made[:, 0].tolist()}, protocol=4)
-
-
-def write_python(folder: Path, form: Any = as_python_2) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for batch in (*BATCHES, TEST):
-        (folder / batch).write_bytes(form(batch))
-    return folder
-
-
 def is_right(found: cifar10.Cifar10, num_batches: int = 5) -> None:
     train = np.concatenate([records(batch) for batch in BATCHES[:num_batches]])
     for images, labels, expected in (
@@ -108,31 +70,38 @@ def is_right(found: cifar10.Cifar10, num_batches: int = 5) -> None:
         np.testing.assert_array_equal(labels, expected[:, 0])
 
 
-# ---- layouts
+# ---- whole
 
 
 @pytest.mark.usefixtures("few")
-def test_binary_layout(tmp_path: Path) -> None:
+def test_a_folder_of_batches(tmp_path: Path) -> None:
     is_right(load_cifar10(write_binary(tmp_path / "any name")))
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("form", [as_python_2, as_python_3])
-def test_python_layout(form: Any, tmp_path: Path) -> None:
-    is_right(load_cifar10(write_python(tmp_path / "any name", form)))
+def test_the_folder_above(tmp_path: Path) -> None:
+    write_binary(tmp_path / "cifar-10-batches-bin")
+    is_right(load_cifar10(tmp_path))
 
 
-def test_numpy_itself_reads_the_pickles_of_these_tests() -> None:
-    batch = pickle.loads(as_python_2(TEST), encoding="bytes")
-    np.testing.assert_array_equal(batch[b"data"], records(TEST)[:, 1:])
+@pytest.mark.parametrize("given", [".", "cifar-10-batches-py", "cifar-10-batches-py/data_batch_2"])
+def test_the_python_version_is_refused_unread(given: str, tmp_path: Path) -> None:
+    """It is pickled: one line says what to get instead."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for batch in (*BATCHES, TEST):
+        (folder / batch).write_bytes(pickle.dumps({b"data": b"", b"labels": []}))
+    text = refusal(tmp_path / given)
+    assert f"{folder} holds the python version of CIFAR-10" in text
+    assert "samepath download cifar10" in text
 
 
 @pytest.mark.usefixtures("few")
-def test_the_folder_above(tmp_path: Path) -> None:
-    write_python(tmp_path / "cifar-10-batches-py")
+def test_the_binary_version_is_read_beside_the_python_version(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").touch()
+    write_binary(tmp_path / "cifar-10-batches-bin")
     is_right(load_cifar10(tmp_path))
-    write_binary(tmp_path / "cifar-10-batches-bin", BATCHES[:2])
-    is_right(load_cifar10(tmp_path))  # the layout that is complete
 
 
 # ---- a part
@@ -150,11 +119,6 @@ def test_missing_batches_are_named_and_a_part_must_be_asked_for(tmp_path: Path) 
     assert last == f"{folder}/data_batch_2.bin"
     is_right(load_cifar10(Path(last)), num_batches=2)
     is_right(load_cifar10(folder / "data_batch_1.bin"), num_batches=1)
-
-
-@pytest.mark.usefixtures("few")
-def test_a_part_of_the_python_layout(tmp_path: Path) -> None:
-    is_right(load_cifar10(write_python(tmp_path) / "data_batch_3"), num_batches=3)
 
 
 @pytest.mark.usefixtures("few")
@@ -253,94 +217,6 @@ def test_a_label_that_is_none(tmp_path: Path) -> None:
 def test_other_classes(tmp_path: Path) -> None:
     (write_binary(tmp_path) / "batches.meta.txt").write_text("apple\naquarium_fish\n")
     assert "names other classes" in refusal(tmp_path)
-
-
-def test_python_batches_have_the_published_md5(tmp_path: Path) -> None:
-    text = refusal(write_python(tmp_path))
-    assert "data_batch_1 (" in text
-    assert "not c99cafc152244af753f735de768cd75f as published" in text
-
-
-PIXELS = np.zeros((FEW, NUM_PIXELS), np.uint8)
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize(
-    ("batch", "said"),
-    [
-        ({b"data": b"", b"labels": [0] * FEW}, "'data' is no array"),
-        ({b"data": PIXELS}, "labels"),
-        ({b"data": PIXELS, b"labels": [0] * 3}, "no list of"),
-        ({b"data": PIXELS, b"labels": [0, 10] * 10}, "label 1 is 10"),
-        ({b"data": PIXELS, b"labels": [0, "x"] * 10}, "label 1 is 'x'"),
-        ({b"data": PIXELS[:, :3], b"labels": [0] * FEW}, "an array of (20, 3)"),
-        ({b"data": PIXELS.astype(">f4"), b"labels": [0] * FEW}, "not an array of bytes"),
-        ({b"data": np.asfortranarray(PIXELS), b"labels": [0] * FEW}, "not an array of bytes"),
-        ([1, 2], "not a batch"),
-        (7, "not a batch"),
-    ],
-)
-def test_a_pickle_of_something_else(batch: Any, said: str, tmp_path: Path) -> None:
-    (write_python(tmp_path) / "data_batch_2").write_bytes(pickle.dumps(batch, protocol=4))
-    text = refusal(tmp_path)
-    assert said in text
-    assert "data_batch_2" in text
-
-
-# ---- dangerous
-
-
-class Runs:
-    """Pickled, it runs a command when it is read."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return exec, (f"open({str(self.file)!r}, 'w').close()",)
-
-
-def dangerous(file: Path) -> dict[str, bytes]:
-    touch = f"(S'touch {file}'\ntR.".encode()
-    return {
-        "exec": pickle.dumps({b"data": Runs(file)}),
-        "os.system": b"cos\nsystem\n" + touch,
-        "through numpy": b"cnumpy\nsave\n" + touch,
-        "through a dotted name": b"\x80\x04\x8c\x05numpy\x8c\x0bndarray.dump\x93" + touch,
-        "codecs": b"c_codecs\nencode\n(S'a'\ntR.",
-        "persistent id": b"Pos.system\n.",
-        "extension": b"\x82\x01.",
-        "instance": b"(S'touch'\nios\nsystem\n.",
-    }
-
-
-@pytest.mark.usefixtures("few")
-@pytest.mark.parametrize("name", dangerous(Path()))
-def test_a_dangerous_pickle_does_nothing(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "made-by-the-pickle"
-    (write_python(tmp_path / "data") / "data_batch_1").write_bytes(dangerous(file)[name])
-    text = refusal(tmp_path / "data")
-    assert "data_batch_1 is not a batch of CIFAR-10 and was not loaded" in text
-    assert not file.exists()
-
-
-def test_the_dangerous_pickle_is_dangerous(tmp_path: Path) -> None:
-    pickle.loads(dangerous(tmp_path / "made")["exec"])
-    assert (tmp_path / "made").exists()
-
-
-@pytest.mark.parametrize("end", [0, 1, 50, -1])
-def test_a_cut_pickle(end: int) -> None:
-    with pytest.raises(UserError, match="not a batch"):
-        unpickle(as_python_2(TEST)[:end], "a")
-
-
-def test_numpy_is_given_nothing_of_a_pickle() -> None:
-    """An array of a terabyte is only a claim."""
-    claim = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I1000000000000\ntS'f8'\ntR."
-    found = unpickle(claim, "a")
-    with pytest.raises(ValueError, match="not an array of bytes"):
-        found.as_bytes((1,))
 
 
 # ---- the real thing

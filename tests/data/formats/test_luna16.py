@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from samepath import console
 from samepath.cli.cubes import cubes as cubes_command
 from samepath.console import WaitedTooLong
-from samepath.data.formats import cube_cache
+from samepath.data.formats import cubes
+from samepath.data.formats.cubes import make_cubes
 from samepath.data.formats.cutting import CubeSettings
 from samepath.data.formats.images import simpleitk
-from samepath.data.formats.luna16 import read_annotations
-from samepath.data.formats.make_cubes import make_cubes
+from samepath.data.formats.scan_folders import read_annotations
 from samepath.data.formats.volumes import load_volumes
 from samepath.errors import UserError
 
@@ -304,13 +304,13 @@ def test_processes_that_race_share_one_result(luna: Path, tmp_path: Path) -> Non
 import hashlib, os, sys
 from contextlib import nullcontext
 from pathlib import Path
-from samepath.data.formats import cube_cache
+from samepath.data.formats import cubes
 from samepath.data.formats import volumes
 
 for cache in ("locked", "free"):
     os.environ["SAMEPATH_CACHE"] = str(Path({str(tmp_path)!r}) / cache)
     if cache == "free":
-        cube_cache._alone = lambda lock: nullcontext()
+        cubes._alone = lambda lock: nullcontext()
     print("ready", flush=True)
     sys.stdin.readline()
     found = volumes.load_volumes(Path({str(luna)!r}))
@@ -354,7 +354,7 @@ def test_a_wait_for_others_has_a_limit_and_a_message(
     luna: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAMEPATH_CACHE", str(tmp_path))
-    monkeypatch.setattr(cube_cache, "WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(cubes, "WAIT_SECONDS", 3.0)
     monkeypatch.setattr(console, "QUIET_SECONDS", 0.1)
     load_volumes(luna)
     (lock,) = tmp_path.glob("*.lock")
@@ -379,7 +379,7 @@ def test_whoever_ends_first_wins(luna: Path, tmp_path: Path) -> None:
         if done == 2:
             make_cubes(luna, out, CubeSettings(side=8))
 
-    with pytest.raises(UserError, match="was filled by someone else meanwhile"):
+    with pytest.raises(UserError, match="was filled by another process meanwhile"):
         make_cubes(luna, out, progress=overtake)
     assert load_volumes(out).cubes.shape == (3, 8, 8, 8)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["luna", "out"]

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from samepath.cli.cubes import cubes as cubes_command
 from samepath.data.formats import listing
+from samepath.data.formats.cubes import make_cubes
 from samepath.data.formats.cutting import CubeSettings, sample_cube
 from samepath.data.formats.images import as_image, read_nifti, simpleitk, write_nifti
-from samepath.data.formats.make_cubes import make_cubes
 from samepath.data.formats.volumes import load_volumes
 from samepath.errors import UserError
 

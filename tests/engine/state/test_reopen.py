@@ -20,10 +20,9 @@ from samepath.engine.run.request import Request
 from samepath.engine.run.train import join, train
 from samepath.engine.state.reopen import look_at, reopen
 from samepath.errors import UserError
-from samepath.insight.curvature.curvature import measure_curvature
-from samepath.insight.curvature.request import CurvatureRequest
+from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.recipe import find_recipe
-from samepath.recipes.nodules.generate import GenerateRequest, generate
+from samepath.recipes.nodules.generation import GenerateRequest, generate
 from samepath.report.show import show_run
 
 TINY = Path(__file__).parents[2] / "parity" / "tiny_recipe.py"

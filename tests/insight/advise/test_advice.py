@@ -38,8 +38,8 @@ from samepath.insight.advise.workers import (
 )
 from samepath.insight.folder import read_finding
 from samepath.recipe import Recipe
-from samepath.report.insight_advice import write_advice
-from samepath.report.insight_advice_words import curve_table, duration_short, tables_in_short
+from samepath.report.advise import curve_table, tables_in_short, write_advice
+from samepath.report.words import step_time
 from samepath.study.results import NetworkFacts
 from samepath.timing.machines import MACHINES, Machine, find_machine, flat
 from samepath.timing.measured import MeasuredStep, read_measured
@@ -373,7 +373,7 @@ def test_numbers_of_examples_have_two_digits() -> None:
 
 
 def test_short_times_have_three_digits() -> None:
-    assert [duration_short(s) for s in (0.0, 2e-9, 1.5e-5, 0.02, 0.4567, 99.99, 125.0)] == [
+    assert [step_time(s) for s in (0.0, 2e-9, 1.5e-5, 0.02, 0.4567, 99.99, 125.0)] == [
         "0", "2 ns", "15.0 µs", "20.0 ms", "457 ms", "100 s", "125 s",
     ]  # fmt: skip
 
@@ -589,7 +589,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_finished(
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("samepath.report.insight_advice.draw_advice", stopped)
+    monkeypatch.setattr("samepath.report.advise.draw_advice", stopped)
     with pytest.raises(KeyboardInterrupt):
         write_advice(advice(), measured(), tmp_path / "new", recipe="x", command=("samepath",))
     assert not (tmp_path / "new").exists()

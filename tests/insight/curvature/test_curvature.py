@@ -1,28 +1,28 @@
-"""The Hessian's eigenvalues and trace: true to an explicit Hessian and to curvlinops."""
+"""The Hessian's eigenvalues and trace: true to the explicit Hessian."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from explicit_hessian import hessian_by_double_backward, hessian_forward_over_reverse
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from samepath import start
 from samepath.data import as_source
+from samepath.engine.run import lanczos
+from samepath.engine.run.lanczos import Eigenpairs, top_eigenpairs
+from samepath.engine.run.measure import choose_sample, trained
 from samepath.engine.run.session import Session
 from samepath.errors import UserError
-from samepath.insight.curvature import lanczos as hessian_lanczos
-from samepath.insight.curvature.faults import refuse_undifferentiable
-from samepath.insight.curvature.hessian import SampleLoss, choose_sample, flatten, trained
-from samepath.insight.curvature.lanczos import Eigenpairs, top_eigenpairs
-from samepath.insight.curvature.trace import estimate_trace
+from samepath.insight.curvature.hessian import SampleLoss, estimate_trace, flatten
+from samepath.insight.curvature.second_derivatives import refuse_undifferentiable
 from samepath.plan import Batch
 
 Data = tuple[Tensor, Tensor]
@@ -65,18 +65,6 @@ def sampled(data: Data) -> Data:
     return data[0][rows], data[1][rows]
 
 
-def explicit(model: nn.Module, value: Callable[[], Tensor]) -> Tensor:
-    """The Hessian, a row for every parameter."""
-    parameters = trained(model)
-    gradient = torch.autograd.grad(value(), parameters, create_graph=True)
-    flat = torch.cat([part.reshape(-1) for part in gradient])
-    rows = [
-        flatten(torch.autograd.grad(entry, parameters, retain_graph=True, materialize_grads=True))
-        for entry in flat
-    ]
-    return torch.stack(rows)
-
-
 def normal(length: int, dtype: torch.dtype = torch.float64) -> Tensor:
     made = torch.Generator().manual_seed(4)
     return torch.randn(length, generator=made, dtype=torch.float64).to(dtype)
@@ -94,13 +82,15 @@ def test_products_are_those_of_the_explicit_hessian(session: Session) -> None:
     """In evaluation mode, over three grains, on the sample and nothing else."""
     model, data = network(), examples()
     loss = sample_loss(session, model, data)
-    whole = explicit(model.eval(), lambda: classify(model, sampled(data)))
+    whole = hessian_by_double_backward(model.eval(), lambda: classify(model, sampled(data)))
     vector = normal(len(whole))
     assert torch.allclose(loss.product(vector), whole @ vector, rtol=1e-9, atol=1e-12)
     assert loss.loss_at(loss.weights) == pytest.approx(classify(model, sampled(data)).item())
-    elsewhere = explicit(model, lambda: classify(model, (data[0][:12], data[1][:12])))
+    elsewhere = hessian_by_double_backward(
+        model, lambda: classify(model, (data[0][:12], data[1][:12]))
+    )
     assert not torch.allclose(whole @ vector, elsewhere @ vector, rtol=0.1)
-    in_training = explicit(model.train(), lambda: classify(model, sampled(data)))
+    in_training = hessian_by_double_backward(model.train(), lambda: classify(model, sampled(data)))
     assert not torch.allclose(whole @ vector, in_training @ vector, rtol=0.1)
 
 
@@ -136,7 +126,7 @@ def test_a_recipes_weight_counts_as_in_training(session: Session) -> None:
         ]
         return torch.stack(terms).sum() / sum(weights)
 
-    whole = explicit(model.eval(), value)
+    whole = hessian_by_double_backward(model.eval(), value)
     vector = normal(len(whole))
     assert torch.allclose(loss.product(vector), whole @ vector, rtol=1e-9, atol=1e-12)
     assert loss.loss_at(loss.weights) == pytest.approx(value().item())
@@ -188,7 +178,9 @@ def test_eigenvalues_and_trace_of_a_network(
     loss = sample_loss(session, model, data)
     exact_model, exact_data = network().eval(), examples()
     exact_model.load_state_dict({n: t.double() for n, t in model.state_dict().items()})
-    whole = explicit(exact_model, lambda: classify(exact_model, sampled(exact_data)))
+    whole = hessian_by_double_backward(
+        exact_model, lambda: classify(exact_model, sampled(exact_data))
+    )
     pairs = top_eigenpairs(loss.product, normal(len(whole), dtype), 20, relative=close)
     expected = by_size(whole)[:20]
     assert np.allclose(pairs.values, expected, rtol=close, atol=close * float(expected[0]))
@@ -198,20 +190,14 @@ def test_eigenvalues_and_trace_of_a_network(
     assert abs(trace.value - float(whole.trace())) < 3.0 * trace.standard_error
 
 
-def test_eigenvalues_are_those_that_curvlinops_finds(session: Session) -> None:
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own use
+def test_eigenvalues_are_those_of_torchs_own_hessian(session: Session) -> None:
+    """Forward over reverse: nothing of it is in our products, gradients of gradients."""
     model, data = network(torch.float32), examples(dtype=torch.float32)
     loss = sample_loss(session, model, data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it imports uses torch.jit.script
-        from curvlinops import HessianLinearOperator
-        from scipy.sparse.linalg import eigsh
-
-        operator: Any = HessianLinearOperator(
-            model, nn.CrossEntropyLoss(), trained(model), [sampled(data)]
-        )
-        expected = eigsh(operator.to_scipy(), k=10, which="LM", return_eigenvectors=False)
+    whole = hessian_forward_over_reverse(model.eval(), lambda: classify(model, sampled(data)))
     pairs = top_eigenpairs(loss.product, normal(len(loss.weights), torch.float32), 10)
-    assert np.allclose(np.sort(pairs.values), np.sort(expected), rtol=1e-4, atol=1e-5)
+    assert np.allclose(pairs.values, by_size(whole.double())[:10], rtol=1e-4, atol=1e-5)
 
 
 def matrix_with(values: list[float]) -> Tensor:
@@ -225,7 +211,7 @@ def pairs_of(matrix: Tensor, num: int, **how: Any) -> Eigenpairs:
 
 def test_restarts_find_the_same_and_residuals_are_true(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crowded spectrum on both sides of zero, in a basis much smaller than is needed."""
-    monkeypatch.setattr(hessian_lanczos, "MOST_BASIS", 1)
+    monkeypatch.setattr(lanczos, "MOST_BASIS", 1)
     values = [*(10.0 / n for n in range(1, 101)), *(-7.0 / n for n in range(1, 101))]
     matrix = matrix_with(values)
     pairs = pairs_of(matrix, 6, relative=1e-6)

@@ -13,13 +13,11 @@ import torch
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
 from samepath.errors import UserError
-from samepath.insight.curvature.curvature import measure_curvature
+from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.insight.curvature.landscape import Line, Plane, Rise
-from samepath.insight.curvature.request import CurvatureRequest
-from samepath.insight.curvature.result import Curvature, RunCurvature, from_json, to_json
+from samepath.insight.curvature.result import Curvature, RunCurvature, run_from_json
 from samepath.insight.folder import read_finding
-from samepath.report.insight_curvature import write_curvature
-from samepath.report.insight_curvature_words import facts_table, verdict
+from samepath.report.curvature import facts_table, verdict, write_curvature
 
 RECIPE = """
 import torch
@@ -76,7 +74,8 @@ def test_a_loss_without_curvature_is_no_error(tmp_path: Path) -> None:
     assert found.runs[0].trace == 0.0
     assert "It is flat" in verdict(found)
     write_curvature(tmp_path / "out", found, ["samepath"])
-    assert from_json(read_finding(tmp_path / "out", "curvature")) == found
+    content = read_finding(tmp_path / "out", "curvature")
+    assert [run_from_json(run) for run in content["runs"]] == found.runs
 
 
 def test_what_is_refused_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -179,8 +178,7 @@ def test_figures_and_page_with_holes_in_the_landscape(tmp_path: Path) -> None:
     )
     assert [len(row) for row in facts_table(found)] == [3] * len(facts_table(found))
     write_curvature(tmp_path / "out", found, ["samepath", "curvature"])
-    again = from_json(read_finding(tmp_path / "out", "curvature"))
-    assert repr(again) == repr(dataclasses.replace(found))
-    assert repr(from_json(to_json(found))) == repr(found)
+    for content in (read_finding(tmp_path / "out", "curvature"), dataclasses.asdict(found)):
+        assert repr([run_from_json(run) for run in content["runs"]]) == repr(found.runs)
     for name in ("spectrum.png", "lines.png", "planes.png"):
         assert (tmp_path / "out" / name).stat().st_size > 10_000

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samepath.insight.curvature.hessian import flatten, trained, unflatten
+from samepath.engine.run.measure import trained
+from samepath.insight.curvature.hessian import flatten, unflatten
 from samepath.insight.curvature.landscape import filter_normalised, line, places, plane, rise
 
 

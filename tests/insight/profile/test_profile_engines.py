@@ -1,4 +1,4 @@
-"""The plain loop's words for what DDP does not take, and clocks of several machines."""
+"""What the plain loop says of losses that DDP does not take, and clocks of several machines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from samepath.engine.comm.collective import Alone, Record
 from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.session import Session
 from samepath.errors import UserError
-from samepath.insight.profile import worker as profile_worker
-from samepath.insight.profile.engines_plain import PlainLoop, Reducer
-from samepath.insight.profile.recorder import Recorder
-from samepath.insight.profile.worker import ONE_CLOCK, set_clock
+from samepath.insight.profile import profile as profile_module
+from samepath.insight.profile.engines import PlainLoop, Reducer
+from samepath.insight.profile.profile import ONE_CLOCK, set_clock
+from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.recipe import FoundRecipe, Recipe
 
 
@@ -33,15 +34,8 @@ class Wrapped(Reducer):
 
 def loop(recipe: Recipe) -> PlainLoop:
     options = resolve(FoundRecipe("made", "made", recipe), Asked())
-    return PlainLoop(
-        recipe,
-        options,
-        Recorder(0),
-        Wrapped,
-        worker=0,
-        workers=1,
-        total=lambda weight: weight,
-    )
+    session = Session(Alone(torch.device("cpu")), seed=0)
+    return PlainLoop(recipe, options, session, PhaseRecorder(0), Wrapped)
 
 
 def recipe(loss: object) -> Recipe:
@@ -83,7 +77,7 @@ def test_parameters_without_gradients_are_told() -> None:
         loop(recipe(loss)).step()
 
 
-class Meeting(Alone):
+class Threads(Alone):
     """Workers that are threads of this process."""
 
     def __init__(self, worker: int, barrier: threading.Barrier, table: list[Record]) -> None:
@@ -94,9 +88,9 @@ class Meeting(Alone):
     def gather(self, record: Record) -> list[Record]:
         self._table[self.worker] = record.copy()
         self._barrier.wait()
-        everybody = list(self._table)
+        records = list(self._table)
         self._barrier.wait()
-        return everybody
+        return records
 
 
 @pytest.mark.parametrize("machines", [1, 3])
@@ -105,12 +99,12 @@ def test_clocks_of_several_machines_are_set(machines: int, monkeypatch: pytest.M
     barrier = threading.Barrier(3, timeout=20.0)
     table = [np.zeros(0, np.uint8)] * 3
     here = threading.local()
-    monkeypatch.setattr(profile_worker, "machine_name", lambda: f"host {here.worker % machines}")
+    monkeypatch.setattr(profile_module, "machine_name", lambda: f"host {here.worker % machines}")
 
     def worker(number: int) -> tuple[float, str]:
         here.worker = number
         clock = ahead[number]
-        return set_clock(Meeting(number, barrier, table), lambda: time.perf_counter() + clock)
+        return set_clock(Threads(number, barrier, table), lambda: time.perf_counter() + clock)
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(worker, range(3)))

@@ -19,7 +19,7 @@ from samepath.insight.profile.queue_reduction import (
     QueueSettings,
     fuse,
 )
-from samepath.insight.profile.recorder import Recorder
+from samepath.insight.profile.recorder import PhaseRecorder
 
 SIZES = (3, 50, 1, 7, 200, 20, 9)
 
@@ -96,7 +96,7 @@ def queues(num_workers: int, fusion_bytes: int, timeout: float = 10.0) -> list[Q
         peers.timeout_seconds = timeout
         settings = QueueSettings(cycle_seconds=1e-3, fusion_bytes=fusion_bytes)
         made.append(
-            QueueReduction(peers, len(SIZES), Recorder(worker), settings)  # type: ignore[arg-type]
+            QueueReduction(peers, len(SIZES), PhaseRecorder(worker), settings)  # type: ignore[arg-type]
         )
     return made
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,8 +20,8 @@ from ui_folders import DIGEST, make_finding, make_run, metrics_lines
 
 from samepath.files import lock_folder
 from samepath.web.dashboard.app import ui_app
-from samepath.web.dashboard.board import Board
-from samepath.web.dashboard.report import take_apart
+from samepath.web.dashboard.contents import FolderContents
+from samepath.web.dashboard.reports import take_apart
 from samepath.web.guard import static_folder
 
 PNG = bytes.fromhex("89504e470d0a1a0a")
@@ -32,20 +34,20 @@ def client(tmp_path: Path) -> Iterator[TestClient]:
 
 
 def open_client(folder: Path) -> TestClient:
-    client = TestClient(ui_app(Board(folder), "t"), base_url="http://127.0.0.1")
+    client = TestClient(ui_app(FolderContents(folder), "t"), base_url="http://127.0.0.1")
     client.cookies.set("samepath_80", "t")
     return client
 
 
-def things(client: TestClient) -> dict[str, dict[str, Any]]:
+def items(client: TestClient) -> dict[str, dict[str, Any]]:
     answer = client.get("/api/overview")
     assert answer.status_code == 200, answer.text
-    return {thing["name"]: thing for thing in answer.json()["things"]}
+    return {item["name"]: item for item in answer.json()["items"]}
 
 
 def run_of(client: TestClient, *names: str) -> dict[str, Any]:
-    all_things = things(client)
-    ids = ",".join(all_things[name]["id"] for name in names)
+    all_items = items(client)
+    ids = ",".join(all_items[name]["id"] for name in names)
     answer = client.get(f"/api/runs/{ids}")
     assert answer.status_code == 200, answer.text
     content: dict[str, Any] = answer.json()
@@ -59,10 +61,21 @@ def test_the_page_and_its_files(client: TestClient) -> None:
     assert "unsafe" not in policy
     assert "https://" not in page.text
     assert "http://" not in page.text
-    for name in ("ui.js", "ui.css", "ui_chart.js", "style.css"):
+    for name in ("ui.js", "ui.css", "ui_chart.js", "style.css", "uPlot.iife.min.js"):
         assert f"/static/{name}" in page.text
         assert client.get(f"/static/{name}").status_code == 200
     assert client.get("/static/ui_none.js").status_code == 404
+
+
+def test_vendored_files_are_those_that_their_readme_names() -> None:
+    folder = resources.files("samepath.web") / "static" / "vendor"
+    named = re.findall(r"\| (\S+) \| ([0-9a-f]{64}) \|", (folder / "README.md").read_text())
+    others = {"README.md", "LICENSE"}
+    assert {name for name, _ in named} == {file.name for file in folder.iterdir()} - others
+    for name, digest in named:
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        assert static_folder()[name].content == (folder / name).read_bytes()
+    assert "MIT License" in (folder / "LICENSE").read_text()
 
 
 def test_modules_are_short_and_loaded_at_once() -> None:
@@ -89,7 +102,7 @@ def test_an_overview_of_everything(client: TestClient, tmp_path: Path) -> None:
     (curated / "curation.json").write_text(
         json.dumps({"recipe": "x/digits.py", "num_kept": 950, "num_examples": 1000})
     )
-    found = things(client)
+    found = items(client)
     assert list(found)[-1] == "runs/a", "newest first"
     run = found["runs/a"]
     assert run["status"] == "finished"
@@ -103,36 +116,36 @@ def test_an_overview_of_everything(client: TestClient, tmp_path: Path) -> None:
     assert found["insight/p"]["facts"] == ["engines: samepath, ddp"]
     assert found["curated"]["facts"] == ["950 of 1,000 kept (95.0%)"]
     assert found["curated"]["recipe"] == "digits"
-    page = client.get(f"/api/thing/{found['curated']['id']}").json()
+    page = client.get(f"/api/item/{found['curated']['id']}").json()
     assert page["explore"] == f"samepath explore {curated}"
 
 
-def test_a_run_is_running_only_while_somebody_holds_its_folder(
+def test_a_run_is_running_only_while_a_process_holds_its_folder(
     client: TestClient, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "a", 25, status="running")
-    assert things(client)["a"]["status"] == "stopped"
+    assert items(client)["a"]["status"] == "stopped"
     assert run_of(client, "a")["runs"][0]["resume"] == f"samepath train digits --out {run} --resume"
     held = lock_folder(run, "held")
-    line = things(client)["a"]
+    line = items(client)["a"]
     assert (line["status"], line["is_live"], line["digest"]) == ("running", True, "")
     assert (line["steps"], line["epochs"]) == (25, 2)
     assert line["metrics"] == {"accuracy": 1 - 1 / 20}
     assert line["noise_scale"] == 55.0
     os.close(held)
-    assert things(client)["a"]["status"] == "stopped"
+    assert items(client)["a"]["status"] == "stopped"
 
 
 def test_a_study_under_way(client: TestClient, tmp_path: Path) -> None:
     make_run(tmp_path / "s" / "runs" / "strong-k1", 10, status="running")
     (tmp_path / "s" / "settings.json").write_text('{"kind": "race", "recipe": "checksum"}')
-    assert things(client)["s"]["status"] == "stopped"
+    assert items(client)["s"]["status"] == "stopped"
     held = lock_folder(tmp_path / "s", "held")
-    study = things(client)["s"]
+    study = items(client)["s"]
     assert (study["status"], study["recipe"]) == ("running", "")
     assert study["title"] == "strategies raced to a target"
     os.close(held)
-    page = client.get(f"/api/thing/{study['id']}").json()
+    page = client.get(f"/api/item/{study['id']}").json()
     assert [part["name"] for part in page["parts"]] == ["s/runs/strong-k1"]
 
 
@@ -152,27 +165,27 @@ def test_a_run_that_grows(client: TestClient, tmp_path: Path) -> None:
 def test_new_runs_appear(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samepath.web.dashboard.board.SEARCH_SECONDS", 0.05)
-    assert things(client) == {}
+    monkeypatch.setattr("samepath.web.dashboard.contents.SEARCH_SECONDS", 0.05)
+    assert items(client) == {}
     run = make_run(tmp_path / "runs" / "a")
     end = time.monotonic() + 60
-    while "runs/a" not in things(client):
+    while "runs/a" not in items(client):
         assert time.monotonic() < end
         time.sleep(0.02)
-    id = things(client)["runs/a"]["id"]
+    id = items(client)["runs/a"]["id"]
     for file in run.iterdir():
         file.unlink()
     run.rmdir()
     end = time.monotonic() + 60
     while client.get(f"/api/runs/{id}").status_code == 200:
         assert time.monotonic() < end
-        things(client)
+        items(client)
         time.sleep(0.02)
 
 
 def test_what_the_page_has_is_not_sent_again(client: TestClient, tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    for path in ("/api/overview", f"/api/runs/{things(client)['a']['id']}"):
+    for path in ("/api/overview", f"/api/runs/{items(client)['a']['id']}"):
         first = client.get(path)
         again = client.get(path, headers={"if-none-match": first.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
@@ -203,12 +216,12 @@ def test_a_damaged_run_json_is_shown_not_fatal(
     run = make_run(tmp_path / "a")
     make_run(tmp_path / "good")
     (run / "run.json").write_text(content, encoding="latin-1")
-    found = things(client)
+    found = items(client)
     assert found["good"]["status"] == "finished"
     ours = '"config": {' in content
     assert bool(found["a"]["error"]) is not ours
     assert run_of(client, "a", "good")["runs"][0]["curves"]["train_loss"]
-    assert client.get(f"/api/thing/{found['a']['id']}").status_code == 200
+    assert client.get(f"/api/item/{found['a']['id']}").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -219,13 +232,13 @@ def test_damaged_metrics_are_shown_not_fatal(
 ) -> None:
     run = make_run(tmp_path / "a", status="running")
     (run / "metrics.jsonl").write_text(content)
-    assert things(client)["a"]["status"] == "stopped"
+    assert items(client)["a"]["status"] == "stopped"
     page = run_of(client, "a")["runs"][0]
     assert page["curves"] == {}
     assert page["num_unreadable"] == content.count("\n")
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").symlink_to("/etc/passwd")
-    assert "metrics.jsonl cannot be read (Too many" in things(client)["a"]["message"]
+    assert "metrics.jsonl cannot be read (Too many" in items(client)["a"]["message"]
     assert run_of(client, "a")["runs"][0]["status"] == "stopped"
 
 
@@ -250,9 +263,9 @@ def test_damaged_findings(
     client: TestClient, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(make_finding(tmp_path / "a", "advice"))
-    found = things(client)["a"]
+    found = items(client)["a"]
     assert bool(found["error"]) == (damage is not odd_values)
-    assert client.get(f"/api/thing/{found['id']}").status_code == 200
+    assert client.get(f"/api/item/{found['id']}").status_code == 200
 
 
 EVIL = """<!doctype html><title>t</title><style>body { color: red }</style>
@@ -287,7 +300,7 @@ def test_files_are_sent_so_that_nothing_in_them_runs(
     (folder / "trace.json").write_text("{}")
     (folder / "secret.txt").write_text("no")
     (folder / "link.png").symlink_to("/etc/passwd")
-    page = client.get(f"/api/thing/{things(client)['a']['id']}").json()
+    page = client.get(f"/api/item/{items(client)['a']['id']}").json()
     files = {file["name"]: file for file in page["files"]}
     assert set(files) == {"advice.html", "advice.json", "advice.png", "trace.json"}
 
@@ -309,9 +322,9 @@ def test_files_are_sent_so_that_nothing_in_them_runs(
     assert client.get(report).json() == take_apart(EVIL)
     assert client.get(report.replace(files["advice.html"]["id"], files["trace.json"]["id"])
                       ).status_code == 404  # fmt: skip
-    monkeypatch.setattr("samepath.web.dashboard.things.MAX_BYTES", 1)
+    monkeypatch.setattr("samepath.web.dashboard.reports.MAX_BYTES", 1)
     assert get("trace.json").status_code == 404
-    named = client.get(f"/api/thing/{page['id']}").json()["files"]
+    named = client.get(f"/api/item/{page['id']}").json()["files"]
     assert {file["name"] for file in named if file["is_large"]} == set(files)
     monkeypatch.undo()
     (folder / "advice.html").unlink()
@@ -324,7 +337,7 @@ def test_files_are_sent_so_that_nothing_in_them_runs(
     [
         "/static/../guard.py", "/static/..%2fguard.py", "/static/%2e%2e%2fguard.py", "/run.json",
         "/api/runs/", "/api/runs/x", "/api/runs/..%2f..", "/api/runs/a/run.json", "/api/runs/,",
-        "/api/thing/", "/api/thing/%2fetc%2fpasswd", "/api/thing/ID/..", "/api/file/ID/run.json/x",
+        "/api/item/", "/api/item/%2fetc%2fpasswd", "/api/item/ID/..", "/api/file/ID/run.json/x",
         "/api/file/ID/..%2f..%2fsecret/x", "/api/file/ID/%2fetc%2fpasswd/x", "/api/file/x/y/z",
         "/api/report/ID/run.json", "/api/runs/" + ",".join(["ID"] * 3 + ["no"]), "/nothing",
     ],
@@ -333,8 +346,8 @@ def test_nothing_else_is_served(tmp_path: Path, path: str) -> None:
     """Clients tidy paths up before they send them: these go in as they are, like uvicorn's."""
     (tmp_path / "secret").write_text("secret")
     make_run(tmp_path / "in" / "a")
-    board = Board(tmp_path / "in")
-    path = path.replace("ID", board.overview()["things"][0]["id"])
+    contents = FolderContents(tmp_path / "in")
+    path = path.replace("ID", contents.overview()["items"][0]["id"])
     sent: list[Any] = []
     scope = {
         "type": "http", "method": "GET", "path": unquote(path), "raw_path": path.encode(),
@@ -348,7 +361,7 @@ def test_nothing_else_is_served(tmp_path: Path, path: str) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(ui_app(board, "t")(scope, receive, send))  # type: ignore[arg-type]
+    asyncio.run(ui_app(contents, "t")(scope, receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 404
     assert b'"error"' in sent[1]["body"]
 
@@ -356,8 +369,8 @@ def test_nothing_else_is_served(tmp_path: Path, path: str) -> None:
 def test_it_only_looks(client: TestClient, tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     before = {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]}
-    id = things(client)["a"]["id"]
-    for path in ("/api/overview", f"/api/runs/{id}", f"/api/thing/{id}", "/"):
+    id = items(client)["a"]["id"]
+    for path in ("/api/overview", f"/api/runs/{id}", f"/api/item/{id}", "/"):
         assert client.post(path, json={}, headers={"x-samepath": "1"}).status_code == 405
         assert client.delete(path).status_code == 405
         client.get(path)
@@ -369,7 +382,7 @@ def test_it_only_looks(client: TestClient, tmp_path: Path) -> None:
 @pytest.mark.parametrize("query", ["from=-1", "to=x", "from=1e3", "to=" + "9" * 40, "from=%d9%a3"])
 def test_stretches_that_are_none(client: TestClient, tmp_path: Path, query: str) -> None:
     make_run(tmp_path / "a")
-    answer = client.get(f"/api/runs/{things(client)['a']['id']}?{query}")
+    answer = client.get(f"/api/runs/{items(client)['a']['id']}?{query}")
     assert answer.status_code == 400
     assert "give a step" in answer.json()["error"]
 
@@ -377,7 +390,7 @@ def test_stretches_that_are_none(client: TestClient, tmp_path: Path, query: str)
 def test_names_of_any_bytes(client: TestClient, tmp_path: Path) -> None:
     run = make_run(tmp_path / "plain")
     os.rename(run, os.fsencode(tmp_path) + b"/\xff<b>'\"")
-    (found,) = things(client).values()
+    (found,) = items(client).values()
     assert found["name"].endswith("<b>'\"")
     assert client.get(f"/api/runs/{found['id']}").status_code == 200
 
@@ -389,20 +402,20 @@ def test_many_runs_and_long_ones_are_quick(tmp_path: Path) -> None:
         run = make_run(tmp_path / "runs" / f"r{k}", 1, status="running" if k % 4 else "finished")
         if k < 3:
             (run / "metrics.jsonl").write_text(lines)
-    board = Board(tmp_path)
-    found = board.overview()["things"]
+    contents = FolderContents(tmp_path)
+    found = contents.overview()["items"]
     assert len(found) == 200
-    long = [thing["id"] for thing in found if thing["name"] in ("runs/r1", "runs/r2")]
-    board.runs(long)
+    long = [item["id"] for item in found if item["name"] in ("runs/r1", "runs/r2")]
+    contents.runs(long)
 
     def best(call: Callable[[], Any]) -> float:
         seconds = []
         for _ in range(5):
-            board._search_due = 0.0  # the folder is searched too
+            contents._search_due = 0.0  # the folder is searched too
             began = time.perf_counter()
             json.dumps(call())
             seconds.append(time.perf_counter() - began)
         return min(seconds)
 
-    assert best(board.overview) < 0.2
-    assert best(lambda: board.runs(long)) < 0.3
+    assert best(contents.overview) < 0.2
+    assert best(lambda: contents.runs(long)) < 0.3

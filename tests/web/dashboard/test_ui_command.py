@@ -41,7 +41,7 @@ def test_it_serves_the_current_folder_and_ends_at_ctrl_c(tmp_path: Path) -> None
         asked = urllib.request.Request(f"{base}api/overview", headers={"cookie": cookie})
         with urllib.request.urlopen(asked, timeout=10) as answer:
             overview = json.load(answer)
-        assert overview == {"folder": ".", "place": str(tmp_path), "things": [], "notes": []}
+        assert overview == {"folder": ".", "place": str(tmp_path), "items": [], "notes": []}
         started.send_signal(signal.SIGINT)
         assert started.wait(60) == 0
         assert started.stdout.read() == ""
@@ -49,7 +49,7 @@ def test_it_serves_the_current_folder_and_ends_at_ctrl_c(tmp_path: Path) -> None
 
 
 def test_torch_is_not_needed_to_look() -> None:
-    code = "import sys, samepath.web.dashboard.session; print('torch' in sys.modules)"
+    code = "import sys, samepath.web.dashboard.app; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

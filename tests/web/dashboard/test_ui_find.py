@@ -12,11 +12,11 @@ from ui_folders import make_finding, make_run
 from samepath.files import lock_folder
 from samepath.insight.folder import KINDS
 from samepath.web.dashboard import find as ui_find
-from samepath.web.dashboard.find import MARKS, Root, search
+from samepath.web.dashboard.find import MARKS, RootFolder, search
 
 
 def found_in(folder: Path) -> dict[str, str]:
-    return {thing.folder: thing.kind for thing in search(Root(folder)).things}
+    return {item.folder: item.kind for item in search(RootFolder(folder)).items}
 
 
 def test_every_kind_of_finding_is_known() -> None:
@@ -35,8 +35,8 @@ def test_things_and_what_they_are_part_of(tmp_path: Path) -> None:
         make_run(tmp_path / hidden / "no")
     make_run(tmp_path / "env" / "lib" / "no")
     (tmp_path / "env" / "pyvenv.cfg").write_text("")
-    things = {thing.folder: thing for thing in search(Root(tmp_path)).things}
-    assert {folder: thing.kind for folder, thing in things.items()} == {
+    items = {item.folder: item for item in search(RootFolder(tmp_path)).items}
+    assert {folder: item.kind for folder, item in items.items()} == {
         "runs/a": "run",
         "insight/digits-advice-1": "advice",
         "studies/s": "study",
@@ -44,11 +44,13 @@ def test_things_and_what_they_are_part_of(tmp_path: Path) -> None:
         "curated": "curation",
         "curated/extractor": "run",
     }
-    assert things["studies/s/runs/k1"].parent == things["studies/s"].id
-    assert things["curated/extractor"].parent == things["curated"].id
-    assert things["runs/a"].parent is None
+    assert items["studies/s/runs/k1"].parent == items["studies/s"].id
+    assert items["curated/extractor"].parent == items["curated"].id
+    assert items["runs/a"].parent is None
     (study / "study.json").write_text("{}")
-    assert {thing.id for thing in search(Root(tmp_path)).things} == {t.id for t in things.values()}
+    assert {item.id for item in search(RootFolder(tmp_path)).items} == {
+        t.id for t in items.values()
+    }
 
 
 def test_the_folder_itself_can_be_a_run(tmp_path: Path) -> None:
@@ -64,24 +66,24 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (inside / "c").mkdir()
     (inside / "c" / "run.json").symlink_to(outside / "a" / "run.json")
     os.mkfifo(inside / "study.json")
-    result = search(Root(inside))
-    assert [thing.folder for thing in result.things] == ["b"]
+    result = search(RootFolder(inside))
+    assert [item.folder for item in result.items] == ["b"]
     assert result.notes == ("links that lead out of this folder and are not followed: 1",)
 
 
 def test_nothing_is_opened_through_a_link_or_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "in" / "a").mkdir(parents=True)
-    root = Root(tmp_path / "in")
+    root = RootFolder(tmp_path / "in")
     (tmp_path / "in" / "a" / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "in" / "a" / "pipe")
     (tmp_path / "in" / "b").symlink_to(tmp_path)  # was a folder when it was found
     why = {
         ("a", "link"): "symbolic links",
-        ("a", "pipe"): "no plain file",
-        ("b", "secret"): "leads elsewhere",
+        ("a", "pipe"): "not a plain file",
+        ("b", "secret"): "a link to another place",
         ("a", "none"): "No such file",
-        (".", "a"): "no plain file",
+        (".", "a"): "not a plain file",
     }
     for (folder, name), words in why.items():
         with pytest.raises(OSError, match=words):
@@ -91,8 +93,8 @@ def test_nothing_is_opened_through_a_link_or_a_pipe(tmp_path: Path) -> None:
 def test_a_folder_that_was_named_through_a_link_is_opened(tmp_path: Path) -> None:
     make_run(tmp_path / "real" / "a")
     (tmp_path / "short").symlink_to(tmp_path / "real")
-    root = Root(tmp_path / "short")
-    assert [thing.folder for thing in search(root).things] == ["a"]
+    root = RootFolder(tmp_path / "short")
+    assert [item.folder for item in search(root).items] == ["a"]
     assert root.shown("a") == str(tmp_path / "short" / "a")
     root.open("a", "run.json").close()
 
@@ -103,17 +105,17 @@ def test_the_walk_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     deep = tmp_path / "1/2/3/4/5/6/7"
     make_run(deep, 1)
     assert len(found_in(tmp_path)) == 12
-    monkeypatch.setattr(ui_find, "MAX_THINGS", 5)
-    result = search(Root(tmp_path))
-    assert len(result.things) == 5
+    monkeypatch.setattr(ui_find, "MAX_ITEMS", 5)
+    result = search(RootFolder(tmp_path))
+    assert len(result.items) == 5
     assert "there is more than 5" in result.notes[0]
     monkeypatch.setattr(ui_find, "MAX_FOLDERS", 3)
-    assert "3 folders" in search(Root(tmp_path)).notes[0]
+    assert "3 folders" in search(RootFolder(tmp_path)).notes[0]
 
 
 def test_a_lock_is_seen_and_never_in_the_way(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    root = Root(tmp_path)
+    root = RootFolder(tmp_path)
     assert not root.is_locked("a")
     assert not root.is_locked("gone")
     held = lock_folder(tmp_path / "a", "held")

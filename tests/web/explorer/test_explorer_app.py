@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from samepath.web.explorer.app import explorer_app
-from samepath.web.explorer.state import Explorer
+from samepath.web.explorer.explorer import Explorer
 
 N = 300
 CHANGE = {"x-samepath": "1"}

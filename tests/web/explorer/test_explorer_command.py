@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from samepath.cli.explore import explore
 from samepath.errors import UserError
-from samepath.web.explorer.session import open_session
+from samepath.web.explorer.app import open_explorer
 
 SAMEPATH = str(Path(sys.executable).with_name("samepath"))
 
@@ -63,9 +63,9 @@ def test_it_serves_and_ends_at_ctrl_c(folder: Path) -> None:
 
 def test_one_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samepath.files.LOCK_SECONDS", 0.1)
-    with open_session(folder):
+    with open_explorer(folder):
         assert "is being explored by another process" in refused(folder, "--no-browser")
-    with open_session(folder):
+    with open_explorer(folder):
         pass  # let go of
 
 

@@ -12,7 +12,7 @@ from curation_folders import make_curation_folder
 
 from samepath.data.keep_list import read_keep_list
 from samepath.errors import UserError
-from samepath.web.explorer.state import Explorer
+from samepath.web.explorer.explorer import Explorer
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_marks_have_reasons_and_can_be_undone(folder: Path) -> None:
     explorer.redo()
     explorer.redo()
     assert look(explorer) == after
-    with pytest.raises(UserError, match="nothing to do again"):
+    with pytest.raises(UserError, match="nothing to redo"):
         explorer.redo()
 
 

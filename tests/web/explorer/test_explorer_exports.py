@@ -1,4 +1,4 @@
-"""What leaves the explorer: tables that other tools read, and a page that needs nobody."""
+"""What leaves the explorer: tables that other tools read, and a page that needs no server."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from samepath.errors import UserError
+from samepath.web.explorer.explorer import Explorer
 from samepath.web.explorer.exports import (
     MODULES,
     csv_table,
@@ -26,8 +27,7 @@ from samepath.web.explorer.exports import (
     parquet_table,
     write_export,
 )
-from samepath.web.explorer.pictures import Pictures
-from samepath.web.explorer.state import Explorer
+from samepath.web.explorer.folder import Pictures
 from samepath.web.guard import static_folder
 
 
@@ -91,7 +91,7 @@ def test_the_page_holds_everything_and_trusts_only_itself(tmp_path: Path) -> Non
     assert "alert(1)</script>" not in text
     assert "/static/" not in text
     assert not re.search(r"https?://(?!www\.w3\.org)", text)
-    assert str(tmp_path) not in text, "where it was made is nobody's business"
+    assert str(tmp_path) not in text, "the place where it was made is private"
     data, script = re.findall(r"<script[^>]*>(.*?)</script>", text, re.S)
     style = re.findall(r"<style>(.*?)</style>", text, re.S)[0]
     policy = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)[0]
@@ -105,7 +105,7 @@ def test_the_page_holds_everything_and_trusts_only_itself(tmp_path: Path) -> Non
 
 def test_the_page_has_every_module_in_an_order_that_works() -> None:
     files = static_folder()
-    own = {name for name in files if name.endswith(".js") and not name.startswith("ui")}
+    own = {name for name in files if name.endswith(".js") and not name.startswith(("ui", "uPlot"))}
     assert set(MODULES) == own
     named: dict[str, str] = {}
     for place, name in enumerate(MODULES):
@@ -141,8 +141,8 @@ def test_sheets_hold_every_thumbnail(tmp_path: Path, kind: str) -> None:
 def test_many_pictures_make_small_thumbnails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samepath.web.explorer.pictures.MAX_SHEET_PIXELS", 150 * 8 * 8)
-    monkeypatch.setattr("samepath.web.explorer.pictures.THUMBNAIL_SIDES", (16, 8))
+    monkeypatch.setattr("samepath.web.explorer.folder.MAX_SHEET_PIXELS", 150 * 8 * 8)
+    monkeypatch.setattr("samepath.web.explorer.folder.THUMBNAIL_SIDES", (16, 8))
     folder = make_curation_folder(tmp_path / "c", 150, pictures="slices")
     pictures = Pictures(folder / "images.safetensors")
     assert pictures.thumbnail_size() == (8, 3)

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.data.formats.images import Image, simpleitk
+from samepath.data.formats.images import Image, ImageProblem, simpleitk
 from samepath.data.formats.listing import Listing, value_range
-from samepath.data.formats.nifti import ImageProblem
 from samepath.errors import UserError
 
 _BLUR = 0.5  # standard deviation of the blur before sampling, in steps of the output grid
@@ -55,7 +54,7 @@ class CubeSettings:
                 )
 
     def filled(self, mm: float, window: tuple[float, float]) -> CubeSettings:
-        """The same with these in place of None."""
+        """These settings with the given values in place of None."""
         return replace(self, mm=self.mm or mm, window=self.window or window)
 
 
@@ -168,7 +167,7 @@ def _blurred(image: Image, blur_voxels: NDArray[np.float64]) -> Image:
 
 
 def window_for(volumes: NDArray[Any]) -> tuple[float, float]:
-    """The window for values nobody gave one for; 0..1 stays, bytes are 0..255, all else is
+    """The window for values that were given none; 0..1 stays, bytes are 0..255, all else is
     taken for Hounsfield units."""
     low, high, _ = value_range(volumes)
     if low >= 0 and high <= 1:

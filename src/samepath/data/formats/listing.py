@@ -73,7 +73,7 @@ def take_group(columns: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ..
 
 
 def checked(volumes: Volumes, path: Path) -> Volumes:
-    """The same in a type to learn from, or an error that says which command makes it fit."""
+    """The volumes in a type to learn from, or an error that says which command makes it fit."""
     cubes = volumes.cubes
     check_shape(cubes.shape[1:], path)
     low, high, not_finite = value_range(cubes)

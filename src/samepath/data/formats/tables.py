@@ -65,7 +65,7 @@ def read_table(path: Path, required: Sequence[str]) -> Iterator[tuple[int, dict[
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
-    """One by one, so that a line without an end does not fill the memory."""
+    """Lines one by one, so that one without an end does not fill the memory."""
     while line := file.readline(_MOST_LINE):
         if len(line) == _MOST_LINE:
             raise csv.Error(f"a line has more than {_MOST_LINE:,} characters")

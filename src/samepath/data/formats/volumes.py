@@ -11,12 +11,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from samepath.data.formats.cube_cache import cached_cubes
-from samepath.data.formats.cube_folder import ABOUT, open_cubes
+from samepath.data.formats.cubes import ABOUT, cached_cubes, open_cubes
 from samepath.data.formats.listing import Volumes, checked
-from samepath.data.formats.luna16 import ANNOTATIONS
-from samepath.data.formats.nifti_folder import stack_nifti
 from samepath.data.formats.numpy_files import read_arrays
+from samepath.data.formats.scan_folders import ANNOTATIONS, stack_nifti
 from samepath.errors import UserError
 
 __all__ = ["Volumes", "load_volumes"]
@@ -25,7 +23,7 @@ __all__ = ["Volumes", "load_volumes"]
 def load_volumes(path: Path) -> Volumes:
     """Volumes from a file or folder, checked (see the module)."""
     path = Path(os.path.expanduser(path))
-    if not os.path.exists(path):  # False, not an error, where nobody may look
+    if not os.path.exists(path):  # False, not an error, where this user may not look
         raise UserError(f"{path}: no such file or folder; give volumes such as cubes.npz")
     if os.path.exists(path / ABOUT):
         return open_cubes(path)

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from samepath.engine.checks.hardware import describe_cpu
 from samepath.engine.checks.replicas import LeftAlone
-from samepath.engine.comm.collective import Collective, Record
+from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.tensors import fingerprint, tensor_sums
 from samepath.errors import UserError
-
-_WORDS_BYTES = 256
 
 MayDiffer: TypeAlias = Callable[[str], None]
 """Told how a worker's processor differs; raises unless that is allowed."""
@@ -40,14 +38,14 @@ def refuse_other_start(
         return
     tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     form = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
-    other = _first_other(collective, _hash(repr(form)))
+    other = _first_other(collective, repr(form))
     if other is not None:
         raise UserError(
             f"worker {other} has a model of other parameters or buffers than worker 0; make the "
             "same model on every worker, whatever its number"
         )
     sums = tensor_sums(list(tensors.values()))
-    rows = np.stack([r.view(np.int64) for r in collective.gather(sums.view(np.uint8))])
+    rows = collective.gather_rows(sums)
     differs = rows != rows[0]
     if differs.any():
         place = int(np.flatnonzero(differs.any(axis=0))[0])
@@ -66,7 +64,7 @@ def refuse_other_start(
         for group in optimizer.param_groups
     ]
     shaping = [groups, sorted(settings.items()), torch.get_num_threads()]
-    other = _first_other(collective, _hash(repr(shaping)))
+    other = _first_other(collective, repr(shaping))
     if other is not None:
         raise UserError(
             f"worker {other} has other settings than worker 0 (learning rate, batch size, seed, "
@@ -91,7 +89,7 @@ def compare_first_grain(
         return
     as_it_is = LeftAlone(model)  # a loss may use another way to it than its argument
     try:
-        found = _hash(compute(_copy(model)))
+        found = fingerprint(compute(_copy(model)))
     finally:
         as_it_is.put_back()
     other = _first_other(collective, found)
@@ -110,9 +108,7 @@ def _is_other_hardware(
 ) -> bool:
     """Whether a difference is explained by another kind of processor, which `may_differ` is told
     (all workers together)."""
-    mine = np.frombuffer(describe_cpu().encode()[:_WORDS_BYTES].ljust(_WORDS_BYTES), np.uint8)
-    found = collective.gather(mine.copy())
-    machines = [record.tobytes().decode(errors="replace").strip() for record in found]
+    machines = [text.decode() for text in collective.gather_bytes(describe_cpu().encode())]
     if machines[worker] == machines[0]:
         return False
     may_differ(
@@ -132,11 +128,7 @@ def _copy(model: nn.Module) -> nn.Module | None:
         return None
 
 
-def _hash(value: Any) -> Record:
-    return np.frombuffer(bytes.fromhex(fingerprint(value)), np.uint8).copy()
-
-
-def _first_other(collective: Collective, record: Record) -> int | None:
-    """The first worker whose record is not worker 0's."""
-    records = collective.gather(record)
-    return next((w for w, r in enumerate(records) if not np.array_equal(r, records[0])), None)
+def _first_other(collective: Collective, value: Any) -> int | None:
+    """The first worker whose value is not worker 0's."""
+    found = collective.gather_bytes(fingerprint(value).encode())
+    return next((worker for worker, value in enumerate(found) if value != found[0]), None)

@@ -164,9 +164,7 @@ class Replicas:
         if self._collective.num_workers > 1:
             tensors = self._tensors()
             sums = tensor_sums(list(tensors.values()))
-            records = self._collective.gather(sums.view(np.uint8))
-            rows = np.stack([record.view(np.int64) for record in records])
-            refuse_drift(list(tensors), rows, when)
+            refuse_drift(list(tensors), self._collective.gather_rows(sums), when)
 
 
 class LeftAlone:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from samepath.errors import WorkerLost
 from samepath.plan import Reduction
 
 Record: TypeAlias = NDArray[np.uint8]
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 class Bucket(ABC):
@@ -93,6 +94,18 @@ class Collective(ABC):
 
     def gather(self, record: Record) -> list[Record]:
         return self.gather_begin(record)()
+
+    def gather_rows(self, mine: NDArray[Number]) -> NDArray[Number]:
+        """Gather an array of one shape from all workers: row w is worker w's."""
+        records = self.gather(np.ascontiguousarray(mine).view(np.uint8).ravel())
+        return np.stack([record.view(mine.dtype).reshape(mine.shape) for record in records])
+
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """Gather bytes, of any length, from all workers."""
+        lengths = self.gather_rows(np.array([len(mine)], np.int64)).ravel()
+        padded = np.frombuffer(mine.ljust(int(lengths.max())), np.uint8).copy()
+        records = self.gather(padded)
+        return [r[:length].tobytes() for r, length in zip(records, lengths, strict=True)]
 
     def agree(self, here: bool) -> bool:
         """True when it is true on every worker."""

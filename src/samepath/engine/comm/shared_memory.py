@@ -33,15 +33,13 @@ RECORD_BYTES = 1 << 16
 TURN_BYTES = 64  # a cache line
 PAGE = mmap.PAGESIZE
 TOKEN_BYTES = 32
-_PATH_BYTES = 64
 _fence = threading.Lock()
 
 
 def same_machine(network: Network) -> bool:
     """True when every worker sees one host, and its processes by the same numbers."""
     where = f"{_process_numbers()} {machine_name()}"
-    name = np.frombuffer(where.encode()[:256].ljust(256), np.uint8).copy()
-    return all(np.array_equal(name, other) for other in network.gather(name))
+    return len(set(network.gather_bytes(where.encode()))) == 1
 
 
 def _process_numbers() -> str:
@@ -98,8 +96,7 @@ class SharedMemory(Collective):
         self.timeout_seconds = network.timeout_seconds
         # Where workers share cores, those that wait must leave them to those that work
         self._crowd = max(1.0, self.num_workers / (os.cpu_count() or 1))
-        pids = network.gather(np.frombuffer(np.int64(os.getpid()).tobytes(), np.uint8).copy())
-        self._pids = [int(pid.view(np.int64)[0]) for pid in pids]
+        self._pids = network.gather_rows(np.array([os.getpid()], np.int64)).ravel().tolist()
         turns_bytes = TURN_BYTES * self.num_workers
         memory = self.share(turns_bytes + 2 * self.num_workers * RECORD_BYTES)
         self._record_turns = turns_in(memory[:turns_bytes])
@@ -122,10 +119,9 @@ class SharedMemory(Collective):
                 path = f"/proc/{os.getpid()}/fd/{descriptor}".encode()
         except OSError as error:
             failure = error
-        sent = np.frombuffer(path.ljust(_PATH_BYTES) + token, np.uint8).copy()
-        told = self._network.gather(sent)[0].tobytes()
+        told = self._network.gather_bytes(token + path)[0]
         try:
-            memory = _map(told[:_PATH_BYTES].strip().decode(), num_bytes, told[_PATH_BYTES:])
+            memory = _map(told[TOKEN_BYTES:].decode(), num_bytes, told[:TOKEN_BYTES])
         except (OSError, RuntimeError) as error:
             failure = failure or error
         all_have = self._network.agree(failure is None)  # also: all have opened it by now

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from samepath.data.content import add_value
+
 Checksums: TypeAlias = NDArray[np.int64]
 """One for each tensor."""
 
@@ -90,27 +92,5 @@ def to_device(data: Any, device: torch.device) -> Any:
 def fingerprint(value: Any) -> str:
     """Stands for the bits of a value, however nested. Objects unknown to us count by their type."""
     total = hashlib.blake2b(digest_size=16)
-    _feed(total, value)
+    add_value(total, value, lambda other: total.update(type(other).__name__.encode()))
     return total.hexdigest()
-
-
-def _feed(total: hashlib.blake2b, value: Any) -> None:
-    if isinstance(value, Tensor):
-        total.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
-        total.update(bytes_of(dense.resolve_conj().resolve_neg()))
-    elif isinstance(value, np.ndarray):
-        total.update(f"{value.dtype}{value.shape}".encode())
-        total.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            total.update(f"{name!r}:".encode())
-            _feed(total, inner)
-    elif isinstance(value, (tuple, list)):
-        total.update(f"{len(value)}[".encode())
-        for inner in value:
-            _feed(total, inner)
-    elif value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
-        total.update(repr(value).encode())
-    else:
-        total.update(type(value).__name__.encode())

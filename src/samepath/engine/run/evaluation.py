@@ -25,8 +25,6 @@ from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import assign
 
-_NAMES_BYTES = 4096
-
 
 def evaluate(trainer: Stepper, source: Source) -> dict[str, float]:
     """Means of the loss and metrics over all examples of a source."""
@@ -78,14 +76,8 @@ def evaluate(trainer: Stepper, source: Source) -> dict[str, float]:
     facts = np.zeros((max(len(run) for run in runs), len(names) + 1))
     for row, (values, weight) in enumerate(zip(found, weights, strict=True)):
         facts[row] = [weight, *(float(values[name]) for name in names)]
-    gathered = np.concatenate(
-        [
-            record.view(np.float64).reshape(facts.shape)[: len(run)]
-            for record, run in zip(
-                collective.gather(facts.view(np.uint8).ravel()), runs, strict=True
-            )
-        ]
-    )
+    of_workers = zip(collective.gather_rows(facts), runs, strict=True)
+    gathered = np.concatenate([rows[: len(run)] for rows, run in of_workers])
     gathered = gathered[gathered[:, 0] > 0]
     total = exact_sum(gathered[:, 0]) or math.nan  # nothing that counts has no mean
     return {
@@ -106,8 +98,5 @@ def _metrics(trainer: Stepper, data: Any) -> dict[str, Tensor]:
 def _agree_on_names(trainer: Stepper, found: list[dict[str, Tensor]]) -> list[str]:
     """Worker 0 has the first grain; a worker without one learns the names from it."""
     text = json.dumps(sorted(found[0]) if found else []).encode()
-    if len(text) > _NAMES_BYTES:
-        raise UserError(f"evaluate() returned {len(found[0])} names; that is too many to gather")
-    record = np.frombuffer(text.ljust(_NAMES_BYTES), np.uint8).copy()
-    names: list[str] = json.loads(trainer.collective.gather(record)[0].tobytes())
+    names: list[str] = json.loads(trainer.collective.gather_bytes(text)[0])
     return names

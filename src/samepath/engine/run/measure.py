@@ -7,14 +7,13 @@ a sample that depends on the seed alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from samepath.data import Source
+from samepath.engine.run.lanczos import squared_norm, top_eigenvalue
 from samepath.engine.run.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import Batch, epoch_order
@@ -39,7 +38,8 @@ def measure(trainer: Trainer, source: Source, names: Iterable[Measure]) -> dict[
         for cost in ("gradients", "gradient_examples"):
             values[f"{name}_{cost}"] = values.pop(cost)
         found |= values
-    _clear(trainer)
+    for parameter in trained(trainer.model):
+        parameter.grad = None
     return found
 
 
@@ -48,7 +48,7 @@ def noise(trainer: Trainer, source: Source) -> dict[str, float]:
     the norms of single grains' gradients and of their mean's."""
     sample = _sample(trainer, source, NOISE_GRAINS)
     size, count = sample.grain_size, len(sample.examples) // sample.grain_size
-    mean = [torch.zeros_like(p) for p in _trained(trainer)]
+    mean = [torch.zeros_like(p) for p in trained(trainer.model)]
     small = 0.0
     for number in range(count):
         grain = Batch(
@@ -56,9 +56,9 @@ def noise(trainer: Trainer, source: Source) -> dict[str, float]:
         )
         trainer.gradient(source, grain)
         gradient = _gradient(trainer)
-        small += _squared_norm(gradient) / count
+        small += squared_norm(gradient) / count
         torch._foreach_add_(mean, gradient, alpha=1.0 / count)
-    big = _squared_norm(mean)
+    big = squared_norm(mean)
     if count == 1:
         return {
             "gradients": 1,
@@ -76,78 +76,57 @@ def noise(trainer: Trainer, source: Source) -> dict[str, float]:
 
 
 def curvature(trainer: Trainer, source: Source) -> dict[str, float]:
-    """The top eigenvalue of the Hessian (the largest in size) by Lanczos iteration, which is far
-    ahead of power iteration after as many products and can tell how close it is. Products with the
-    Hessian are differences of gradients: they need nothing of a model but its gradient, and count
-    kinks (ReLU's) that derivatives do not see."""
+    """The top eigenvalue of the Hessian (the largest in size). Products with the Hessian are
+    differences of gradients: they need nothing of a model but its gradient, and count kinks
+    (ReLU's) that derivatives do not see."""
     sample = _sample(trainer, source, CURVATURE_GRAINS)
-    weights = _trained(trainer)
+    weights = trained(trainer.model)
     home = [weight.detach().clone() for weight in weights]
     generator = torch.Generator().manual_seed(key("curvature", trainer.settings.seed))
-    direction = [
-        torch.randn(w.shape, generator=generator, dtype=w.dtype).to(w.device) for w in weights
-    ]
-    torch._foreach_div_(direction, _squared_norm(direction) ** 0.5)
-    far = STEP * (_squared_norm(home) ** 0.5 or 1.0)
-    basis: list[list[Tensor]] = []
-    diagonal: list[float] = []
-    beside: list[float] = []
-    value = 0.0
+    start = [torch.randn(w.shape, generator=generator, dtype=w.dtype).to(w.device) for w in weights]
+    far = STEP * (squared_norm(home) ** 0.5 or 1.0)
+
+    def gradient_at(direction: list[Tensor], distance: float) -> list[Tensor]:
+        _put(weights, torch._foreach_add(home, direction, alpha=distance))
+        trainer.gradient(source, sample)
+        return [gradient.clone() for gradient in _gradient(trainer)]
+
+    def product(direction: list[Tensor]) -> list[Tensor]:
+        ahead, behind = gradient_at(direction, far), gradient_at(direction, -far)
+        torch._foreach_sub_(ahead, behind)
+        torch._foreach_div_(ahead, 2.0 * far)
+        return ahead
+
     try:
-        for _ in range(MOST_PRODUCTS):
-            product = _gradient_at(trainer, source, sample, home, direction, far)
-            behind = _gradient_at(trainer, source, sample, home, direction, -far)
-            torch._foreach_sub_(product, behind)
-            torch._foreach_div_(product, 2.0 * far)
-            diagonal.append(_dot(direction, product))
-            basis.append(direction)
-            for known in basis:  # three would do if products were exact
-                torch._foreach_add_(product, known, alpha=-_dot(known, product))
-            beside.append(_squared_norm(product) ** 0.5)
-            if not math.isfinite(diagonal[-1] + beside[-1]):
-                value = math.nan
-                break
-            value, distance = _top(diagonal, beside)
-            if distance <= CLOSE_ENOUGH * value:
-                break
-            direction = list(torch._foreach_div(product, beside[-1]))
+        value, num_products = top_eigenvalue(
+            product, start, relative=CLOSE_ENOUGH, most_products=MOST_PRODUCTS
+        )
     finally:
         _put(weights, home)
     return {
-        "gradients": 2 * len(diagonal),
+        "gradients": 2 * num_products,
         "gradient_examples": len(sample.examples),
         "curvature": value,
     }
 
 
-def _top(diagonal: list[float], beside: list[float]) -> tuple[float, float]:
-    """Of the symmetric matrix with these on and beside its diagonal: the eigenvalue largest in
-    size, and how far from it one of the Hessian's is at most."""
-    inner = np.array(beside[:-1])
-    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(inner, 1) + np.diag(inner, -1))
-    top = int(np.argmax(np.abs(values)))
-    return abs(float(values[top])), beside[-1] * abs(float(vectors[-1, top]))
-
-
-def _sample(trainer: Trainer, source: Source, num_grains: int) -> Batch:
-    """Whole grains of a fixed choice of examples (the data itself where it is smaller than one)."""
-    size = min(trainer.settings.grain_size, len(source))
-    count = max(1, min(num_grains, len(source) // size))
-    order = epoch_order(len(source), key("measure", trainer.settings.seed), 0)
+def choose_sample(num_examples: int, most: int, grain_size: int, seed: int) -> Batch:
+    """At most so many examples, in whole grains: a choice by the seed alone (all of the data where
+    it is smaller than one grain)."""
+    size = min(grain_size, num_examples)
+    count = max(1, min(most, num_examples) // size)
+    order = epoch_order(num_examples, key("measure", seed), 0)
     return Batch(step=0, epoch=0, examples=order[: size * count], grain_size=size)
 
 
-def _gradient_at(
-    trainer: Trainer,
-    source: Source,
-    sample: Batch,
-    home: list[Tensor],
-    direction: list[Tensor],
-    far: float,
-) -> list[Tensor]:
-    _put(_trained(trainer), torch._foreach_add(home, direction, alpha=far))
-    trainer.gradient(source, sample)
-    return [gradient.clone() for gradient in _gradient(trainer)]
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that training changes."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _sample(trainer: Trainer, source: Source, num_grains: int) -> Batch:
+    size, seed = trainer.settings.grain_size, trainer.settings.seed
+    return choose_sample(len(source), num_grains * size, size, seed)
 
 
 def _put(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
@@ -155,22 +134,5 @@ def _put(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
         torch._foreach_copy_(list(weights), list(values))
 
 
-def _trained(trainer: Trainer) -> list[nn.Parameter]:
-    return [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-
-
 def _gradient(trainer: Trainer) -> list[Tensor]:
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in _trained(trainer)]
-
-
-def _clear(trainer: Trainer) -> None:
-    for parameter in _trained(trainer):
-        parameter.grad = None
-
-
-def _squared_norm(tensors: Iterable[Tensor]) -> float:
-    return float(nn.utils.get_total_norm(tensors)) ** 2
-
-
-def _dot(left: list[Tensor], right: Iterable[Tensor]) -> float:
-    return sum(float((a * b).sum()) for a, b in zip(left, right, strict=True))
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in trained(trainer.model)]

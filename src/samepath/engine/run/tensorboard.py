@@ -1,10 +1,14 @@
-"""A run's metrics as TensorBoard event files, for those who live there.
+"""A run's metrics as TensorBoard event files, for those who use TensorBoard.
 
 In: a run's folder, then the lines of its metrics as they are logged. Out: an event file in
-RUN/tensorboard, or wherever it is wanted. Guaranteed: the events are those of metrics.jsonl, each
-once: what it already holds is written first, in place of what an earlier start wrote, so that a
-resumed run repeats no step; a TensorBoard that is open follows. Neither tensorflow nor a thread is
-needed.
+RUN/tensorboard, or in another folder. Guaranteed: the events are those of metrics.jsonl, each once:
+what it already holds is written first, in place of what an earlier start wrote, so that a resumed
+run repeats no step; a TensorBoard that is open follows; tensorflow is not needed.
+
+Records and summaries are made by `torch.utils.tensorboard`. Not by its `SummaryWriter`, which
+writes in a thread of its own: on a full disk that thread prints a traceback over the run's display,
+and a file begun in the same second as an older one may sort before it, so that an open TensorBoard
+never reads it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from samepath.engine.state.metrics_log import TrainingClock
 from samepath.engine.state.run_folder import RunFolder, Warn
 from samepath.engine.state.state import MISSHAPEN, one_line
 from samepath.errors import UserError
@@ -32,9 +37,9 @@ NOT_INSTALLED = "event files need tensorboard: pip install 'samepath[tensorboard
 
 
 def require_tensorboard() -> None:
-    """Raise unless it is installed: before anything is trained."""
+    """Raise unless TensorBoard is installed: before anything is trained."""
     try:
-        import tensorboard.summary.writer.record_writer  # noqa: F401
+        import torch.utils.tensorboard  # noqa: F401
     except ImportError:
         raise UserError(NOT_INSTALLED) from None
 
@@ -45,22 +50,22 @@ class EventWriter:
     def __init__(self, run: Path, into: Path | None = None, *, warn: Warn | None = None) -> None:
         """Begin with what run.json and metrics.jsonl say; `into` is RUN/tensorboard if not given.
 
-        The run's own writer is made when its metrics have been opened, so that what an earlier
-        start logged beyond the checkpoint has gone. It has somebody to `warn`: a disk that takes no
-        events ends them, not the run (they can be written from metrics.jsonl any time).
+        The loop makes its writer when the run's metrics have been opened, so that what an earlier
+        start logged beyond the checkpoint has gone. With `warn`, a disk that takes no events ends
+        them and not the run (they can be written from metrics.jsonl at any time).
         """
         require_tensorboard()
         self._run = run
         self._warn = warn
         self._ended = False
-        self._seconds = 0.0
+        self._clock = TrainingClock()
         self._flushed = time.monotonic()
         self._records: Any = None
         self.into = run / FOLDER if into is None else into
         self._attempt(self._begin)
 
     def _begin(self) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import RecordWriter
 
         folder = RunFolder(self._run)
         record = folder.read()
@@ -70,7 +75,6 @@ class EventWriter:
         self._records = RecordWriter(self.path.open("wb"))
         try:
             self._starts = [float(start["time"]) for start in record["starts"]]
-            self._start = 0
             self._head(record)
             for fields in folder.read_metrics():
                 self._line(fields)
@@ -83,13 +87,13 @@ class EventWriter:
         except BaseException:
             self._give_up()
             raise
-        self._start = len(self._starts) - 1  # what comes now is of the last start
-        self._seconds = 0.0
+        self._starts = self._starts[-1:]  # what comes now is of the last start
+        self._clock = TrainingClock()
         for path in earlier:
             _retire(path)
 
     def write(self, fields: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl."""
+        """Write one line of metrics.jsonl."""
         self._attempt(lambda: self._line(fields))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
@@ -97,14 +101,16 @@ class EventWriter:
     def _line(self, fields: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        seconds = float(fields.get("seconds", self._seconds))
-        if seconds < self._seconds:  # it begins anew at every start of the run
-            self._start = min(self._start + 1, len(self._starts) - 1)
-        self._seconds = seconds
+        seconds = float(fields.get("seconds", self._clock.last))
+        self._clock.advance(seconds)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(fields)]
         if values:
-            when = self._starts[self._start] + seconds
-            self._event(when, step=int(fields["step"]), summary=Summary(value=values))
+            start = min(self._clock.num_restarts, len(self._starts) - 1)
+            self._event(
+                self._starts[start] + seconds,
+                step=int(fields["step"]),
+                summary=Summary(value=values),
+            )
 
     def flush(self) -> None:
         self._flushed = time.monotonic()
@@ -114,8 +120,8 @@ class EventWriter:
         self._attempt(lambda: self._records.close())
 
     def _attempt(self, write: Callable[[], None]) -> None:
-        """Write, unless the disk has refused before; if it does now, and somebody can be told, that
-        is the end of it."""
+        """Write, unless the disk has refused before; if it refuses now, warn and write no more, or
+        raise where there is no `warn`."""
         if self._ended:
             return
         try:
@@ -136,11 +142,9 @@ class EventWriter:
         self._records.write(Event(wall_time=when, **content).SerializeToString())
 
     def _head(self, record: Mapping[str, Any]) -> None:
-        """What a file begins with; the command and the configuration are found under Text."""
+        """Begin a file; TensorBoard shows the command and the configuration under Text."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from torch.utils.tensorboard import summary
 
         began = self._starts[0]
         self._event(began, file_version="brain.Event:2")
@@ -149,13 +153,7 @@ class EventWriter:
         rows = [f"| {name} | {json.dumps(value)} |" for name, value in record["config"].items()]
         command = " ".join(record["starts"][-1]["command"])
         text = "\n".join([f"    {command}", "", "| option | value |", "| --- | --- |", *rows])
-        plugin = SummaryMetadata.PluginData(plugin_name="text")
-        value = Summary.Value(
-            tag="run",
-            metadata=SummaryMetadata(plugin_data=plugin),
-            tensor=TensorProto(dtype=DT_STRING, string_val=[text.encode()]),
-        )
-        self._event(began, step=0, summary=Summary(value=[value]))
+        self._event(began, step=0, summary=summary.text("run", text))
 
     def _give_up(self) -> None:
         self._shut()
@@ -186,8 +184,8 @@ def _tag(name: str) -> str:
 
 
 def _retire(path: Path) -> None:
-    """Empty an older file: a TensorBoard that is open would stumble over one that is gone. It goes
-    the next time, when nobody is in it any more."""
+    """Empty an older file: a TensorBoard that has it open would fail if it were gone. The next
+    writer removes it."""
     if path.stat().st_size:
         os.truncate(path, 0)
     else:

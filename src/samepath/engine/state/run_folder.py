@@ -15,7 +15,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from samepath import files
 from samepath.engine.checks.hardware import versions
 from samepath.engine.state import checkpoint
-from samepath.engine.state.metrics_log import Lines
+from samepath.engine.state.metrics_log import Lines, count_lines, read_lines
 from samepath.engine.state.state import State
 from samepath.engine.state.weights import BEST, Epoch, weights_of, write_weights
 from samepath.errors import NotSaved, UserError
@@ -35,8 +35,6 @@ from samepath.files import (
     brief,
     is_empty,
     lock_folder,
-    open_plain,
-    parse_json,
     read_object,
     take_lock,
 )
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
 ENDED = ("finished", "target", "diverged", "stuck")
 """Statuses of a run that has nothing left to do."""
-_MOST = 2**1000  # of any number in a line
 WARN_SECONDS = 60.0
 """How often it is said that something still cannot be written."""
 
@@ -90,6 +87,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights"
+        self._metrics_file = path / "metrics.jsonl"
         self._metrics: Lines | None = None
         self._unwritten: dict[Epoch, tuple[dict[str, Tensor], int]] = {}
         """Weights that wait for a disk that takes them."""
@@ -235,18 +233,18 @@ class RunFolder:
         last step of which there is a line. `eager`: other machines are to see it, should this one
         be lost."""
         end = last = 0
-        for line, place in self._metrics_lines():
+        for line, place in read_lines(self._metrics_file):
             here = line.get("step")
             if isinstance(here, int) and here <= step:
                 end, last = place, here
-        self._metrics = Lines(self.path / "metrics.jsonl", end, eager=eager)
+        self._metrics = Lines(self._metrics_file, end, eager=eager)
         with suppress(OSError):  # it is tried again, and told, with the first line
             self._metrics.flush()
         return last
 
     def num_lines(self) -> int:
         """Count the whole lines of metrics."""
-        return self._metrics_content().count(b"\n")
+        return count_lines(self._metrics_file)
 
     def log(self, warn: Warn | None = None, /, **fields: Any) -> None:
         """Add a line. When this returns the kernel has it, and the end of this process does not
@@ -267,27 +265,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read all lines, also of a run under way."""
-        return [fields for fields, _ in self._metrics_lines()]
-
-    def _metrics_lines(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Lines, and where in the file each ends. What is no line is left out: the last one of a
-        run that is writing it, or was killed while it was."""
-        place = 0
-        for line in self._metrics_content().split(b"\n")[:-1]:
-            place += len(line) + 1
-            with suppress(ValueError):
-                if _is_line(fields := parse_json(line)):
-                    yield fields, place
-
-    def _metrics_content(self) -> bytes:
-        file = self.path / "metrics.jsonl"
-        try:
-            with open_plain(file) as opened:
-                return opened.read()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise UserError(f"{file} cannot be read ({error.strerror}); move it away") from None
+        return [fields for fields, _ in read_lines(self._metrics_file)]
 
     # ---- weights and checkpoints
 
@@ -372,23 +350,6 @@ def _check_run(content: Mapping[str, Any]) -> None:
         start["command"]
         if not isinstance(start["versions"], dict):
             raise ValueError("the versions of a start are no object")
-
-
-def _is_line(fields: Any) -> bool:
-    """Whether it has the form of what `log` writes: readers of metrics count on that."""
-    if not isinstance(fields, dict) or not all(_fits(*item) for item in fields.items()):
-        return False
-    return "epoch_train_loss" not in fields or {"step", "epoch", "seconds"} <= fields.keys()
-
-
-def _fits(name: str, value: Any) -> bool:
-    named = name in ("step", "epoch", "seconds")
-    if isinstance(value, dict):
-        flat = not any(isinstance(each, dict) for each in value.values())
-        return not named and flat and all(_fits("", each) for each in value.values())
-    if type(value) is int or (type(value) is float and name not in ("step", "epoch")):
-        return bool(-_MOST < value < _MOST)
-    return not named and (value is None or value in ("nan", "inf", "-inf"))
 
 
 def finite(value: Any) -> Any:

@@ -320,8 +320,7 @@ class Stepper:
         with busy:
             data = [to_device(next(given.grains), collective.device) for _ in mine]
             weights[: len(data)] = [float(weigh(grain)) for grain in data]
-        records = collective.gather(weights.view(np.uint8))
-        batch_weight = math.fsum(w for record in records for w in record.view(np.float64))
+        batch_weight = math.fsum(collective.gather_rows(weights).ravel())
         if not math.isfinite(batch_weight) or min(weights, default=0.0) < 0:
             raise UserError(f"weight() gave {weights.tolist()}; weights must be finite and >= 0")
         scales = {

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data import as_source
-from samepath.data.examples import only_rows
+from samepath.data.sources import only_rows
 from samepath.engine.run.options import training_source
 from samepath.plan import Plan
 from samepath.recipe import FoundRecipe, Recipe

@@ -1,29 +1,91 @@
-"""The curvature of the loss where runs ended.
+"""The curvature of the loss where runs ended (`samepath curvature`).
 
 In: folders of runs of one recipe. Out: for each, the largest eigenvalues of the Hessian, its trace,
 and the loss along lines and planes, all of the same sample of training examples (if the runs have
-the same data). Guaranteed: the same bits at every worker count; runs are not changed; what can be
-found wrong with runs and models is found before a worker is started.
+the same data). The first worker leads and writes what it finds; the others compute their grains of
+each loss and product. Guaranteed: the same bits at every worker count; runs are not changed; what
+can be found wrong with runs and models is found before a worker is started.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from samepath.console import SilentWatcher, Watcher
 from samepath.data import GrainRequest, as_source
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.owners import owned_folder
+from samepath.engine.run.lanczos import top_eigenpairs
+from samepath.engine.run.measure import choose_sample, trained
 from samepath.engine.run.request import available_workers
+from samepath.engine.run.session import Session, start
 from samepath.engine.state.reopen import ReopenedRun, reopen
+from samepath.engine.state.weights import Epoch
 from samepath.errors import UserError
-from samepath.insight.curvature.faults import refuse_undifferentiable
-from samepath.insight.curvature.hessian import choose_sample
-from samepath.insight.curvature.measure import MOST_PRODUCTS, work
-from samepath.insight.curvature.request import CurvatureRequest
+from samepath.insight.curvature.hessian import SampleLoss, estimate_trace, unflatten
+from samepath.insight.curvature.landscape import filter_normalised, line, plane, rise
 from samepath.insight.curvature.result import Curvature, RunCurvature, run_from_json
+from samepath.insight.curvature.second_derivatives import refuse_undifferentiable
+from samepath.keys import key
 from samepath.plan import Batch
+
+RISE_DIRECTIONS = 10
+EIGEN_SHARE = 0.5
+"""The loss rises faster along eigenvectors: lines and planes go so far of the radius."""
+MOST_PRODUCTS = 400
+"""For the eigenvalues of one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureRequest:
+    """What the user asked `samepath curvature` for."""
+
+    runs: tuple[Path, ...]
+    num_workers: int | Literal["auto"] = "auto"
+    num_examples: int = 256
+    """At most so many are sampled, in whole grains."""
+    top: int = 20
+    """How many eigenvalues."""
+    grid: int = 31
+    """Points of a line; planes have half as many each way."""
+    radius: float = 1.0
+    """How far lines and planes go from the weights, each way; along eigenvectors half as far."""
+    epoch: Epoch | None = None
+    """Weights kept after so many epochs, or at a run's best; the newest when not given."""
+    seed: int = 0
+    save_vectors: bool = False
+    watcher: Callable[[], Watcher] = SilentWatcher
+    """Makes, in the first worker, what shows progress; must pickle."""
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--examples", self.num_examples, 1),
+            ("--top", self.top, 1),
+            ("--grid", self.grid, 5),
+            ("--seed", self.seed, 0),
+        ):
+            if value < least:
+                raise UserError(f"{flag} {value}: it must be at least {least}")
+        if not 0 < self.radius < math.inf:
+            raise UserError(f"--radius {self.radius}: it must be above 0")
+        if not self.runs:
+            raise UserError("no run was named; give folders of `samepath train`")
+
+    @property
+    def plane_grid(self) -> int:
+        """Odd, so that the weights themselves are a point."""
+        return 2 * (self.grid // 4) + 1
 
 
 def measure_curvature(request: CurvatureRequest, vectors: Path | None = None) -> Curvature:
@@ -42,9 +104,9 @@ def measure_curvature(request: CurvatureRequest, vectors: Path | None = None) ->
     with owned_folder() as folder:
         arguments = (request, sample.grain_size, int(runs[0].config["threads"]), Path(folder))
         if workers == 1:
-            work(*arguments)
+            _work(*arguments)
         else:
-            launch(work, arguments, workers)
+            launch(_work, arguments, workers)
         files = [Path(folder) / f"{number}.json" for number in range(len(runs))]
         found = [run_from_json(json.loads(file.read_text())) for file in files]
         if vectors is not None and request.save_vectors:
@@ -77,7 +139,7 @@ def _notes(run: RunCurvature, top: int) -> Iterator[str]:
 
 
 def _refuse_mixture(runs: Sequence[ReopenedRun]) -> list[str]:
-    """An error unless losses can be compared; what to know where they almost can."""
+    """Raise unless the runs' losses can be compared; notes for the reader where they almost can."""
     first = runs[0]
     for run in runs[1:]:
         for name, what in (("identity", "recipe"), ("data_identity", "data")):
@@ -92,7 +154,7 @@ def _refuse_mixture(runs: Sequence[ReopenedRun]) -> list[str]:
 
 
 def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
-    """The smallest run's sample; an error if a run cannot be looked at, or its loss cannot be
+    """The smallest run's sample; raise if a run has no weights to look at, or its loss cannot be
     differentiated twice."""
     samples = []
     for run in runs:
@@ -103,3 +165,181 @@ def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
         (data,) = source.load([GrainRequest(-1, samples[-1].grain(0))])
         refuse_undifferentiable(model, run.recipe.loss, data, str(run.folder.path))
     return min(samples, key=lambda sample: sample.num_grains)
+
+
+# ---- one worker
+
+
+def _work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path) -> None:
+    """One worker's life; the first worker writes what it found for each run to the folder."""
+    with start(seed=request.seed, threads=threads) as session:
+        watcher = request.watcher() if session.is_first else SilentWatcher()
+        named = zip(request.runs, _names(request.runs), strict=True)
+        with closing(watcher):
+            for number, (path, name) in enumerate(named):
+                run = reopen(path)
+                _measure(session, request, grain_size, run, name, watcher, folder, number)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Names for runs: their folders' names, if those tell them apart, else their paths."""
+    short = [path.resolve().name for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+def _measure(
+    session: Session,
+    request: CurvatureRequest,
+    grain_size: int,
+    run: ReopenedRun,
+    name: str,
+    watcher: Watcher,
+    folder: Path,
+    number: int,
+) -> None:
+    began = time.monotonic()
+    recipe = run.recipe
+    model, digest = run.model(request.epoch)
+    model.to(session.device)
+    num_examples = len(as_source(recipe.train, seed=0, collate=recipe.collate))
+    sample = choose_sample(num_examples, request.num_examples, grain_size, request.seed)
+    trainer = session.prepare(  # for what it knows of data and validation; nothing is trained
+        model,
+        torch.optim.SGD(trained(model), lr=0.0),
+        recipe.loss,
+        batch_size=len(sample.examples),
+        grain_size=sample.grain_size,
+        weight=recipe.weight,
+        metrics=recipe.evaluate,
+        autocast=recipe.autocast,
+        collate=recipe.collate,
+        loader_workers=recipe.loader_workers,
+    )
+    valid = {} if recipe.valid is None else trainer.evaluate(recipe.valid)
+    source = trainer.source(recipe.train)
+    loss = SampleLoss(
+        session.collective,
+        model,
+        recipe.loss,
+        source,
+        sample,
+        weight=recipe.weight,
+        seed=request.seed,
+    )
+    if not session.is_first:
+        loss.serve()
+        return
+    found, vectors = _explore(loss, request, name, watcher)
+    loss.dismiss()
+    result = RunCurvature(
+        name=name,
+        path=str(run.folder.path),
+        digest=digest,
+        epoch=request.epoch,
+        num_parameters=len(loss.weights),
+        num_examples=num_examples,
+        num_sampled=len(sample.examples),
+        valid=valid,
+        seconds=time.monotonic() - began,
+        **_position(run, request.epoch),
+        **found,
+    )
+    (folder / f"{number}.json").write_text(json.dumps(asdict(result)))
+    if request.save_vectors:
+        names = [n for n, p in model.named_parameters() if p.requires_grad]
+        rows = [unflatten(vector, trained(model)) for vector in vectors]
+        save_file(
+            {n: torch.stack(parts).cpu() for n, *parts in zip(names, *rows, strict=True)},
+            folder / f"eigenvectors-{number + 1}.safetensors",
+        )
+
+
+def _explore(
+    loss: SampleLoss, request: CurvatureRequest, name: str, watcher: Watcher
+) -> tuple[dict[str, Any], Tensor]:
+    """What the first worker asks of the loss: fields of RunCurvature, and eigenvectors."""
+
+    def show(part: str, done: int, expected: int) -> None:
+        watcher.progress(f"{name}: {part}", done, expected)
+        if done >= expected:
+            watcher.end(f"{name}: {part}")
+
+    home, seed = loss.weights, request.seed
+    at_home = loss.loss_at(home)
+    if not math.isfinite(at_home):
+        raise UserError(
+            f"the loss of {name} on {loss.num_examples} training examples is {at_home}; look "
+            "at weights from before it diverged (--epoch), or mend the data"
+        )
+    generator = torch.Generator().manual_seed(key("curvature", seed))
+    begin = torch.randn(len(home), generator=generator, dtype=torch.float64).to(home)
+    try:
+        pairs = top_eigenpairs(
+            loss.product,
+            begin,
+            request.top,
+            most_products=MOST_PRODUCTS,
+            tell=lambda done, expected: show("eigenvalues", done, expected),
+        )
+    except FloatingPointError:
+        raise UserError(
+            f"the Hessian of {name} is not finite where the loss is {at_home:.3g}; look at other "
+            "weights (--epoch), or at what the model divides by or takes roots of"
+        ) from None
+    trace = estimate_trace(
+        loss.product,
+        pairs,
+        seed=seed,
+        tell=lambda done, expected: show("trace", done, expected),
+    )
+    points, fine, coarse = 0, request.grid, request.plane_grid
+    num_planes = 1 + (len(pairs.vectors) > 1)
+    expected = 2 * (2 * (fine // 2) + 1) + num_planes * coarse**2 + 2 * RISE_DIRECTIONS
+
+    def loss_at(weights: Tensor) -> float:
+        nonlocal points
+        points += 1
+        value = loss.loss_at(weights)
+        show("landscape", points, expected)
+        return value
+
+    parameters, far = trained(loss.model), request.radius
+    near = EIGEN_SHARE * far
+    first, second = (filter_normalised(parameters, seed, i) for i in range(2))
+    around = (filter_normalised(parameters, seed, i) for i in range(RISE_DIRECTIONS))
+    axes = pairs.vectors
+    return {
+        "loss": at_home,
+        "eigenvalues": pairs.values,
+        "residuals": pairs.residuals,
+        "tolerance": pairs.tolerance,
+        "trace": trace.value,
+        "trace_error": trace.standard_error,
+        "num_products": pairs.num_products + trace.num_products,
+        "rise": rise(loss_at, home, around, far / 2.0, at_home),
+        "random_line": line(loss_at, home, first, far, fine),
+        "random_plane": plane(loss_at, home, first, second, far, coarse),
+        "eigen_line": line(loss_at, home, axes[0], near, fine),
+        "eigen_plane": plane(loss_at, home, axes[0], axes[1], near, coarse)
+        if num_planes == 2
+        else None,
+    }, axes
+
+
+def _position(run: ReopenedRun, epoch: Epoch | None) -> dict[str, Any]:
+    """The step whose weights these are, and its learning rate and batch, by metrics.jsonl (a
+    strategy may have another batch than the recipe)."""
+    lines = run.folder.read_metrics()
+    ends = [line for line in lines if "epoch_train_loss" in line]
+    step = lines[-1]["step"] if lines else None
+    if epoch == "best":
+        judged = [line for line in ends if isinstance(line.get("valid_loss"), float)]
+        step = min(judged, key=lambda line: float(line["valid_loss"]))["step"] if judged else None
+    elif epoch is not None:
+        step = next((line["step"] for line in ends if line["epoch"] + 1 == epoch), 0)
+    here = {name: value for line in lines if line["step"] == step for name, value in line.items()}
+    return {
+        "steps": step,
+        "learning_rate": here.get("learning_rate"),
+        "batch_size": int(here.get("batch_size", run.config["batch_size"])),
+    }

@@ -2,22 +2,22 @@
 
 In: a model, its loss, a sample cut into grains. Out: the loss at any weights; the product of the
 Hessian at the model's weights with any vector. Exact products: the gradient of a gradient, which
-needs nothing of a model but what double backward needs. (curvlinops differentiates forward over
-reverse under vmap: an autograd Function then needs a `jvp`, which DeepDensity's have not, and a
-product of the digits takes twice as long. It is the referee in our tests.)
+needs nothing of a model but what double backward needs. (torch.func differentiates forward over
+reverse under vmap: an autograd Function then needs a `jvp`, which DeepDensity's have not.)
 
 The function is one, and deterministic: the model in evaluation mode (batch norm uses its running
 statistics, dropout is off), examples without augmentation, no autocast, random state keyed by
 (seed, grain). Guaranteed: the same bits at every worker count, by the plan's tree.
 
-One worker leads and calls `loss_at` and `product`; the others `serve`.
+The first worker calls `loss_at`, `product` and at last `dismiss`; the others `serve`. The trace of
+the Hessian is estimated from such products.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,24 +29,15 @@ from samepath.data import GrainRequest, Source, seed_everything
 from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.tensors import to_device
 from samepath.engine.comm.tree_sum import TreeSum
-from samepath.errors import UserError, WorkerLost
+from samepath.engine.run.lanczos import Eigenpairs
+from samepath.engine.run.measure import trained
+from samepath.errors import UserError
 from samepath.keys import key
-from samepath.plan import Batch, divide, epoch_order
+from samepath.plan import Batch, divide
 
 Loss = Callable[[nn.Module, Any], Tensor]
 _STOP, _LOSS, _PRODUCT = 0, 1, 2
-
-
-def choose_sample(num_examples: int, most: int, grain_size: int, seed: int) -> Batch:
-    """Whole grains of a fixed choice of examples (the data itself where it is smaller than one)."""
-    size = min(grain_size, num_examples)
-    count = max(1, min(most, num_examples) // size)
-    order = epoch_order(num_examples, key("measure", seed), 0)
-    return Batch(step=0, epoch=0, examples=order[: size * count], grain_size=size)
-
-
-def trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+TRACE_VECTORS = 20
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
@@ -65,6 +56,7 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def put(model: nn.Module, weights: Tensor) -> None:
+    """Give the model these weights, as one vector."""
     parameters = trained(model)
     with torch.no_grad():
         torch._foreach_copy_(list(parameters), unflatten(weights, parameters))
@@ -86,12 +78,8 @@ def grain_product(
     ]
     product: Sequence[Tensor | None] = [None] * len(parameters)
     if curved:
-        product = torch.autograd.grad(
-            [part for part, _ in curved],
-            parameters,
-            [vector for _, vector in curved],
-            allow_unused=True,
-        )
+        parts, along = zip(*curved, strict=True)
+        product = torch.autograd.grad(parts, parameters, along, allow_unused=True)
     return [
         torch.zeros_like(parameter) if part is None else part
         for part, parameter in zip(product, parameters, strict=True)
@@ -99,13 +87,13 @@ def grain_product(
 
 
 def grain_loss(model: nn.Module, loss: Loss, data: Any) -> Tensor:
-    """The fused kernels of attention have no second derivative; its plain formula has."""
+    """A grain's loss by attention's plain formula: its fused kernels have no second derivative."""
     with sdpa_kernel(SDPBackend.MATH):
         return loss(model, data)
 
 
 class SampleLoss:
-    """The mean loss of a sample. A context: leaving it lets the others go."""
+    """The mean loss of a sample, on all workers: the first asks, the others `serve`."""
 
     def __init__(
         self,
@@ -145,7 +133,7 @@ class SampleLoss:
         self.weights = flatten(self._parameters)
         """Where the model is: the point at which the Hessian is taken."""
 
-    # ---- what the leading worker asks for
+    # ---- what the first worker asks for
 
     def loss_at(self, weights: Tensor) -> float:
         """The mean loss with other weights (infinite or NaN where it is that); the model keeps
@@ -159,42 +147,28 @@ class SampleLoss:
         return self._product(vector)
 
     def serve(self) -> None:
-        """Do one's share of what the leading worker asks for, until it has all it wants."""
+        """Compute this worker's grains of what the first worker asks for, until it dismisses."""
         while True:
             order = torch.zeros(1, dtype=torch.int64, device=self._collective.device)
-            self._broadcast(order)
+            self._collective.broadcast(order)
             if int(order) == _STOP:
                 return
             vector = torch.empty_like(self.weights)
-            self._broadcast(vector)
+            self._collective.broadcast(vector)
             self._loss_at(vector) if int(order) == _LOSS else self._product(vector)
 
-    def __enter__(self) -> SampleLoss:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None and self._collective.worker == 0:
-            self._tell(_STOP)
+    def dismiss(self) -> None:
+        """End the other workers' `serve`."""
+        self._tell(_STOP)
 
     def _tell(self, order: int, vector: Tensor | None = None) -> None:
         if self._collective.num_workers > 1:
             device = self._collective.device
-            self._broadcast(torch.tensor([order], dtype=torch.int64, device=device))
+            self._collective.broadcast(torch.tensor([order], dtype=torch.int64, device=device))
             if vector is not None:
-                self._broadcast(vector)
+                self._collective.broadcast(vector)
 
-    def _broadcast(self, tensor: Tensor) -> None:
-        try:
-            self._collective.broadcast(tensor)
-        except RuntimeError as error:
-            raise WorkerLost(f"another worker left or stopped answering ({error})") from error
-
-    # ---- everybody's share
+    # ---- what every worker computes
 
     def _loss_at(self, weights: Tensor) -> float:
         put(self.model, weights)
@@ -236,9 +210,56 @@ class SampleLoss:
         return flatten(totals).to(self.weights.dtype)
 
     def _fsum(self, values: Sequence[float]) -> float:
-        """Of everybody's values, without an order."""
+        """The exact sum of all workers' values: it has no order."""
         mine = np.zeros(self._division.most_grains)
         mine[: len(values)] = values
         records = self._collective.gather(mine.view(np.uint8))
         everything = np.concatenate([record.view(np.float64) for record in records])
         return math.fsum(everything) if np.isfinite(everything).all() else float(everything.sum())
+
+
+# ---- its trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class HessianTrace:
+    """The sum of all eigenvalues."""
+
+    value: float
+    standard_error: float
+    num_products: int
+
+
+def estimate_trace(
+    product: Callable[[Tensor], Tensor],
+    known: Eigenpairs,
+    *,
+    seed: int = 0,
+    num_vectors: int = TRACE_VECTORS,
+    tell: Callable[[int, int], None] = lambda done, expected: None,
+) -> HessianTrace:
+    """An estimate without bias; the same bits for the same products.
+
+    tr H = tr Q'HQ + E[z'PHPz] with P = 1 - QQ', for random signs z. The known eigenpairs' part of
+    the trace is certain, so only what is left is sampled (as in Hutch++, Meyer et al. 2021, with
+    Lanczos' vectors in place of a sketch's), by Hutchinson's vectors of random signs: the error is
+    that of the small eigenvalues alone."""
+    certain = math.fsum(known.values)
+    vectors = known.vectors
+    if len(vectors) == vectors.shape[1]:  # all eigenvalues there are
+        return HessianTrace(value=certain, standard_error=0.0, num_products=0)
+    found = []
+    for number in range(num_vectors):
+        generator = torch.Generator().manual_seed(key("trace", seed, number))
+        signs = torch.randint(0, 2, (vectors.shape[1],), generator=generator)
+        vector = (2 * signs - 1).to(vectors)
+        vector = vector - (vectors @ vector) @ vectors
+        found.append(float(vector.double() @ product(vector).double()))
+        tell(number + 1, num_vectors)
+    mean = math.fsum(found) / num_vectors
+    variance = math.fsum((value - mean) ** 2 for value in found) / (num_vectors - 1)
+    return HessianTrace(
+        value=certain + mean,
+        standard_error=math.sqrt(variance / num_vectors),
+        num_products=num_vectors,
+    )

@@ -1,9 +1,9 @@
-"""What `samepath curvature` finds out about runs, in memory and as JSON."""
+"""What `samepath curvature` finds out about runs, and how to read it from JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from samepath.insight.curvature.landscape import Line, Plane, Rise
@@ -17,33 +17,33 @@ class RunCurvature:
     """What figures and tables call it."""
     path: str
     digest: str
-    """Of the checkpoint, or of the weights kept."""
+    """SHA-256 of the checkpoint, or of the weights kept."""
     epoch: int | str | None
     """Whose weights they are: after so many epochs, at its best, or the newest."""
     batch_size: int
     learning_rate: float | None
-    """Of the last step before these weights."""
+    """At the last step before these weights."""
     steps: int | None
     num_parameters: int
     num_examples: int
     """In the run's training data."""
     num_sampled: int
-    """Of them, those all of this was measured on."""
+    """How many of these all of this was measured on."""
     loss: float
-    """The sample's: in evaluation mode, without augmentation."""
+    """The sample's mean, in evaluation mode, without augmentation."""
     valid: dict[str, float]
     """What the recipe evaluates, on all validation data, with the same weights."""
     eigenvalues: list[float]
-    """Of the Hessian, the largest in size first."""
+    """The Hessian's, the largest in size first."""
     residuals: list[float]
     """|H v - l v| of each: an eigenvalue of the Hessian is no further from it."""
     tolerance: float
     """What residuals were to get below."""
     trace: float
     trace_error: float
-    """Its standard error."""
+    """The trace's standard error."""
     num_products: int
-    """Of the Hessian with a vector."""
+    """How many products of the Hessian with a vector it took."""
     rise: Rise
     random_line: Line
     random_plane: Plane
@@ -54,7 +54,7 @@ class RunCurvature:
 
     @property
     def gap(self) -> float | None:
-        """What the loss is higher on validation data."""
+        """How much higher the loss is on validation data."""
         return self.valid["loss"] - self.loss if "loss" in self.valid else None
 
     @property
@@ -76,21 +76,11 @@ class Curvature:
     radius: float
     runs: Sequence[RunCurvature]
     notes: Sequence[str]
-    """What a reader should know."""
-
-
-def to_json(found: Curvature) -> dict[str, Any]:
-    return asdict(found)
-
-
-def from_json(content: Mapping[str, Any]) -> Curvature:
-    """What `to_json` made, also after a file of ours (NaN and infinities are text there)."""
-    names = Curvature.__dataclass_fields__
-    runs = [run_from_json(run) for run in content["runs"]]
-    return Curvature(**{name: content[name] for name in names if name != "runs"}, runs=runs)
+    """Sentences for the reader."""
 
 
 def run_from_json(content: Mapping[str, Any]) -> RunCurvature:
+    """The run whose `asdict` was written as JSON (our files have NaN and infinities as text)."""
     rows = content["eigen_plane"]
     made = {
         "rise": Rise(**_numbers(content["rise"])),

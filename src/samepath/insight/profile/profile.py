@@ -1,43 +1,62 @@
-"""Where a step's time goes, engine by engine.
+"""Where a step's time goes, engine by engine (`samepath profile`).
 
-In: what a person asked for. Out: a Profile: timelines and numbers of every engine, on the same
+In: what the user asked for. Out: a Profile: timelines and numbers of every engine, on the same
 recipe, batches, threads and workers, and (unless told not to) what one step is made of, for
-`samepath simulate`. Guaranteed: bad input, an engine that is not installed included, raises before
-anything is measured; nothing is written here.
+`samepath simulate`. Guaranteed: bad input raises before anything is measured; nothing is written
+here. Engines take the same number of steps in turns (forwards, then backwards), because noise comes
+and goes; the first steps of each turn are dropped; all workers' times are on one clock: that of
+their machine, or, where they are on several, clocks set by barriers.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from samepath.console import SilentWatcher, Watcher
+from samepath.engine.comm.collective import Collective, machine_name
 from samepath.engine.comm.environment import read_place
+from samepath.engine.comm.peers import Peers
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.owners import owned_folder
-from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve
+from samepath.engine.run.options import Asked, Options, recipe_of, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
+from samepath.engine.run.session import Session, start
 from samepath.errors import UserError
-from samepath.insight.profile.engines import ENGINES
+from samepath.insight.profile.engines import ENGINES, Engine, make_engine
 from samepath.insight.profile.queue_reduction import QueueSettings
-from samepath.insight.profile.timeline import Numbers, Timeline, numbers
-from samepath.insight.profile.worker import Found, Job, from_json, launched, work
+from samepath.insight.profile.recorder import PhaseRecorder
+from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, meet, numbers
 from samepath.recipe import find_recipe
 from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
+from samepath.timing.step_times import Watch
 
 STEPS = 10
 MEASURE_SECONDS = 30.0
+WARM_UP = 3
+"""Steps dropped of the first turn: memory, kernels, buckets and optimizers are set up."""
+AGAIN = 1
+"""Steps dropped of later turns: caches are filled again."""
+TURN = 2
+"""Timed steps of a turn."""
+PEER_SECONDS = 120.0
+"""How long `ddp` and `queue` wait for another worker."""
+BARRIERS = 25
+ONE_CLOCK = "one machine: its workers share a clock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """What a person asked for."""
+    """What the user asked for."""
 
     recipe: str
     data: str | None = None
@@ -46,14 +65,24 @@ class ProfileRequest:
     num_workers: int | Literal["auto"] = "auto"
     engines: tuple[str, ...] = ("samepath",)
     steps: int = STEPS
-    """To time, of each engine, after its first ones."""
+    """How many to time of each engine, after its first ones."""
     asked: Asked = field(default_factory=Asked)
     queue: QueueSettings = field(default_factory=QueueSettings)
-    """Of the engines `queue` and `horovod`."""
+    """For the engine `queue`."""
     measure: bool = True
     """Take a step apart as well, so that it can be simulated."""
     watcher: Callable[[], Watcher] = SilentWatcher
-    """Makes what worker 0 shows; must pickle."""
+    """Makes, on worker 0, what shows progress; must pickle."""
+
+    def __post_init__(self) -> None:
+        known = ", ".join(ENGINES)
+        for name in self.engines:
+            if name not in ENGINES:
+                raise UserError(f"--engine {name}: there is no such engine; use {known}")
+        if not self.engines:
+            raise UserError(f"--engine names nothing; use one or several of {known}")
+        if self.steps < 1:
+            raise UserError(f"--steps {self.steps}: it must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,89 +96,74 @@ class Profile:
     """How workers' clocks were brought together."""
     timelines: tuple[Timeline, ...]
     numbers: tuple[Numbers, ...]
-    """Of each timeline."""
+    """One of each timeline."""
     measured: MeasuredStep | None
     busy_cores: float
-    """What others kept busy meanwhile."""
+    """Cores used by other processes meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """What the workers noted, brought together."""
+
+    timelines: tuple[Timeline, ...]
+    clock: str
+    """How workers' clocks were brought together."""
+    busy_cores: float
+    """Cores used by other processes meanwhile."""
 
 
 def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | None:
     """Measure; None on workers but the first, where a launcher started this process."""
-    engines = check_engines(request.engines)
-    if request.steps < 1:
-        raise UserError(f"--steps {request.steps}: it must be at least 1")
     if torch.cuda.is_available():
         raise UserError(
             "profile times processors: a GPU works on while its program goes ahead, and time stamps"
             " would be wrong; set CUDA_VISIBLE_DEVICES= (to nothing) to profile without GPUs"
         )
+    request = replace(request, engines=tuple(dict.fromkeys(request.engines)))
     place = read_place(os.environ)
-    found = find_recipe(
+    recipe = find_recipe(
         request.recipe, request.data, request.keep, threads=request.asked.threads or 1
     )
-    options = resolve(found, request.asked)
-    workers = _num_workers(request, options, engines)
-    refuse_recipe(
-        found.recipe,
-        options if "samepath" in engines else replace(options, exact=False),
-        workers,
-    )
-    job = Job(
-        options=options,
-        engines=tuple(name for name in engines if name != "horovod"),
-        steps=request.steps,
-        queue=request.queue,
-        watcher=request.watcher,
-    )
-    if place.launcher != "alone":
-        here = work(job)
-        if here is None:
-            return None
+    options = resolve(recipe, request.asked)
+    workers = _num_workers(request, options)
+    exact = options.exact and "samepath" in request.engines
+    refuse_recipe(recipe.recipe, replace(options, exact=exact), workers)
+    found: Timings | None
+    if place.launcher == "alone":
+        count = f"{workers} {'worker' if workers == 1 else 'workers'}"
+        tell(f"profiling {options.recipe} on {count}: {', '.join(request.engines)}")
+        found = _launch(options, request, workers)
     else:
-        here = _launch(job, engines, workers, tell)
-    idle = (os.cpu_count() or 1) - here.busy_cores
+        found = _work(options, request)
+        if found is None:
+            return None
+    idle = (os.cpu_count() or 1) - found.busy_cores
     if idle < workers * options.threads - NOISE_CORES:
-        tell(f"others kept {here.busy_cores:.1f} cores busy meanwhile: times may be too long")
+        tell(f"other processes used {found.busy_cores:.1f} cores: times may be too long")
     measured = None
     if request.measure and place.launcher == "alone":
-        measured = _measure(options, tell)
+        from samepath.timing.stopwatch import measure_step
+
+        measured = measure_step(options, seconds=MEASURE_SECONDS, tell=tell)
     elif request.measure:
         tell(f"under {place.launcher} steps are not taken apart: there is no measured.json")
     return Profile(
         options=options,
         num_workers=workers,
         queue=request.queue,
-        clock=here.clock,
-        timelines=here.timelines,
-        numbers=tuple(map(numbers, here.timelines)),
+        clock=found.clock,
+        timelines=found.timelines,
+        numbers=tuple(map(numbers, found.timelines)),
         measured=measured,
-        busy_cores=here.busy_cores,
+        busy_cores=found.busy_cores,
     )
 
 
-def check_engines(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Known ones that can run here, each once."""
-    for name in names:
-        if name not in ENGINES:
-            raise UserError(f"--engine {name}: there is no such engine; use {', '.join(ENGINES)}")
-    if not names:
-        raise UserError(f"--engine names nothing; use one or several of {', '.join(ENGINES)}")
-    if "horovod" in names:
-        from samepath.insight.profile.engines_horovod import refuse_horovod
-
-        refuse_horovod()
-    return tuple(dict.fromkeys(names))
-
-
-def _num_workers(request: ProfileRequest, options: Options, engines: tuple[str, ...]) -> int:
+def _num_workers(request: ProfileRequest, options: Options) -> int:
     place = read_place(os.environ)
     workers: int | str = request.num_workers
     if place.launcher != "alone":
-        if "horovod" in engines:
-            raise UserError(
-                f"horovod starts workers of its own, not {place.launcher}'s; "
-                "leave the launcher out, or --engine horovod"
-            )
         if workers not in ("auto", place.num_workers):
             raise UserError(
                 f"-n {workers}, but the launcher started {place.num_workers} workers; "
@@ -158,7 +172,7 @@ def _num_workers(request: ProfileRequest, options: Options, engines: tuple[str, 
         workers = place.num_workers
     if not isinstance(workers, int):
         workers = min(available_workers(), options.plan.num_grains)
-    others = [name for name in engines if name != "samepath"]
+    others = [name for name in request.engines if name != "samepath"]
     if workers == 1 and others:
         raise UserError(
             f"-n 1 --engine {','.join(others)}: one worker has nothing to reduce; use -n 2 or more,"
@@ -167,30 +181,162 @@ def _num_workers(request: ProfileRequest, options: Options, engines: tuple[str, 
     return workers
 
 
-def _launch(job: Job, engines: tuple[str, ...], workers: int, tell: Callable[[str], None]) -> Found:
-    """Everything on workers of our own (and horovod's on those it starts)."""
-    count = f"{workers} {'worker' if workers == 1 else 'workers'}"
-    parts: list[Found] = []
+# ---- the workers
+
+
+def _launch(options: Options, request: ProfileRequest, workers: int) -> Timings:
+    """Take all steps on workers of our own, which tell by a file."""
     with owned_folder("profile-") as scratch:
         path = Path(scratch) / "found.json"
-        if job.engines:
-            tell(f"profiling {job.options.recipe} on {count}: {', '.join(job.engines)}")
-            launch(launched, (job, path), workers)
-            parts.append(from_json(path.read_text()))
-        if "horovod" in engines:
-            from samepath.insight.profile.engines_horovod import run_horovod
-
-            tell(f"profiling {job.options.recipe} on {count}: horovod")
-            parts.append(run_horovod(job, workers, Path(scratch)))
-    by_engine = {t.engine: t for part in parts for t in part.timelines}
-    return Found(
-        timelines=tuple(by_engine[name] for name in engines),
-        clock=parts[0].clock,
-        busy_cores=max(part.busy_cores for part in parts),
+        launch(_launched, (options, request, path), workers)
+        found = json.loads(path.read_text())
+    return Timings(
+        clock=found["clock"],
+        busy_cores=found["busy_cores"],
+        timelines=tuple(
+            Timeline(
+                engine=name, num_workers=workers, events=tuple(TimelineEvent(*row) for row in rows)
+            )
+            for name, rows in found["events"].items()
+        ),
     )
 
 
-def _measure(options: Options, tell: Callable[[str], None]) -> MeasuredStep:
-    from samepath.timing.stopwatch import measure_step
+def _launched(options: Options, request: ProfileRequest, path: Path) -> None:
+    """A worker's life under our launcher; worker 0 writes what was found to a file."""
+    found = _work(options, request)
+    if found is not None:
+        events = {timeline.engine: timeline.events for timeline in found.timelines}
+        content = {"clock": found.clock, "busy_cores": found.busy_cores, "events": events}
+        path.write_text(json.dumps(content))
 
-    return measure_step(options, seconds=MEASURE_SECONDS, tell=tell)
+
+def _work(options: Options, request: ProfileRequest) -> Timings | None:
+    """Take all steps of all engines on one worker; what all noted, on worker 0."""
+    with start(seed=options.seed, threads=options.threads) as session:
+        recorders = {name: PhaseRecorder(session.worker) for name in request.engines}
+        peers = {name: Peers(PEER_SECONDS) for name in request.engines if name != "samepath"}
+        try:
+            recipe, queue = recipe_of(options).recipe, request.queue
+            engines = {
+                name: make_engine(name, recipe, options, session, recorder, peers.get(name), queue)
+                for name, recorder in recorders.items()
+            }
+            watch = Watch()
+            _take_turns(request, session, engines, recorders)
+            busy_cores = watch.others(session.collective)
+            return gather(session.collective, recorders, busy_cores)
+        finally:
+            engines = {}  # they hold process groups, whose threads end with the last reference
+            for each in peers.values():
+                each.close()
+
+
+def _take_turns(
+    request: ProfileRequest,
+    session: Session,
+    engines: Mapping[str, Engine],
+    recorders: Mapping[str, PhaseRecorder],
+) -> None:
+    """Take all steps of all engines, in turns."""
+    watcher = request.watcher() if session.is_first else SilentWatcher()
+    all_turns = turns(request.steps, several=len(engines) > 1)
+    all_steps = sum(map(len, all_turns)) * len(engines)
+    done = 0
+    try:
+        for number, turn in enumerate(all_turns):
+            for name in list(engines)[:: 1 if number % 2 == 0 else -1]:
+                session.collective.agree(True)  # all workers have ended the engine before
+                with engines[name].running():
+                    for step in turn:
+                        take_step(engines[name], recorders[name], step)
+                        done += 1
+                        facts = f"step {done} of {all_steps}: {name}"
+                        watcher.progress("profiling", done, all_steps, facts)
+    finally:
+        watcher.close()
+
+
+def turns(steps: int, *, several: bool) -> list[list[int | None]]:
+    """The steps of each turn: their numbers, None for those that are not timed. An engine alone
+    takes all in one turn."""
+    numbers, size = range(steps), TURN if several else steps
+    return [
+        [*[None] * (AGAIN if first else WARM_UP), *numbers[first : first + size]]
+        for first in range(0, steps, size)
+    ]
+
+
+def take_step(engine: Engine, recorder: PhaseRecorder, number: int | None) -> None:
+    """Take one step, timed if it has a number."""
+    recorder.begin_step(number)
+    engine.step()
+    recorder.end_step()
+
+
+# ---- bringing notes together
+
+
+def gather(
+    collective: Collective, recorders: Mapping[str, PhaseRecorder], busy_cores: float
+) -> Timings | None:
+    """All workers' notes as timelines, on worker 0."""
+    offset, clock = set_clock(collective, PhaseRecorder.now)
+    notes = {
+        name: [
+            [e._replace(begin=e.begin - offset, end=e.end - offset) for e in events]
+            for events in (recorder.events, recorder.shared)
+        ]
+        for name, recorder in recorders.items()
+    }
+    records = _gather_text(collective, json.dumps(notes))
+    if collective.worker != 0:
+        return None
+    all_notes: list[dict[str, Any]] = [json.loads(record) for record in records]
+    timelines = []
+    for name in recorders:
+        own, shared = (
+            [TimelineEvent(*row) for n in all_notes for row in n[name][i]] for i in range(2)
+        )
+        events = sorted([*own, *meet(shared)], key=lambda e: (e.begin, -e.end, e.worker))
+        timelines.append(
+            Timeline(engine=name, num_workers=collective.num_workers, events=tuple(events))
+        )
+    return Timings(timelines=tuple(timelines), clock=clock, busy_cores=busy_cores)
+
+
+def set_clock(collective: Collective, now: Callable[[], float]) -> tuple[float, str]:
+    """How far this worker's clock is ahead of worker 0's, and how that is known.
+
+    All workers leave a barrier at about the same time; the median over some tells clocks apart."""
+    names = _gather_text(collective, machine_name())
+    if len(set(names)) == 1:
+        return 0.0, ONE_CLOCK
+    times = []
+    for _ in range(BARRIERS):
+        collective.agree(True)
+        times.append(now())
+    records = collective.gather(np.array(times).view(np.uint8))
+    all_times = [record.view(np.float64) for record in records]
+    apart = [np.sort(mine - all_times[0]) for mine in all_times]
+    spread = max(float(each[-1 - BARRIERS // 4] - each[BARRIERS // 4]) for each in apart)
+    offset = statistics.median(apart[collective.worker].tolist())
+    machines = len(set(names))
+    return offset, (
+        f"{machines} machines: clocks set by {BARRIERS} barriers, to about {1e3 * spread:.2g} ms"
+    )
+
+
+def _gather_text(collective: Collective, text: str) -> list[str]:
+    """All workers' texts, of any length."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    lengths = [
+        int(record.view(np.int64)[0])
+        for record in collective.gather(np.array([len(data)]).view(np.uint8))
+    ]
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(data)] = data
+    return [
+        record[:length].tobytes().decode()
+        for record, length in zip(collective.gather(padded), lengths, strict=True)
+    ]

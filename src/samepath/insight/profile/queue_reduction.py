@@ -1,10 +1,10 @@
-"""Horovod's way of bringing gradients together, with real processes.
+"""Horovod's way of summing gradients, with real processes.
 
-In: gradients that announce themselves, on every worker in whatever order they come. Out: their
-sums, in place. A thread beside the worker goes round in cycles: it tells the coordinator (worker 0)
-which tensors are new, learns which ones all workers have by now, packs these into a fusion buffer,
-has it summed, and unpacks it. (Sergeev and Del Balso 2018; cycle and buffer are Horovod's defaults
-of the time when Gahlot et al. 2020 took them.)
+In: gradients, announced on every worker in whatever order they come. Out: their sums, in place. A
+thread beside the worker goes round in cycles: it tells the coordinator (worker 0) which tensors are
+new, learns which ones all workers have by now, packs these into a fusion buffer, has it summed, and
+unpacks it. (Sergeev and Del Balso 2018; cycle and buffer are Horovod's defaults of the time when
+Gahlot et al. 2020 took them.)
 
 Guaranteed: all workers sum the same tensors in the same order, the coordinator's; every wait has a
 limit; what goes wrong in the thread is raised where the worker waits for it.
@@ -26,12 +26,12 @@ from torch import Tensor
 
 from samepath.engine.comm.peers import Peers
 from samepath.errors import UserError, WorkerLost
-from samepath.insight.profile.recorder import Recorder
+from samepath.insight.profile.recorder import PhaseRecorder
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings:
-    """How often the queue goes round, and how much it packs together."""
+    """Cycle time and buffer size of the queue."""
 
     cycle_seconds: float = 5e-3
     """From the beginning of one cycle to that of the next, unless it takes longer."""
@@ -50,8 +50,13 @@ class QueueSettings:
             )
 
 
+def ring_bytes(num_bytes: int, num_workers: int) -> int:
+    """Bytes that each worker sends to sum so many in a ring."""
+    return round(2 * (num_workers - 1) / num_workers * num_bytes)
+
+
 class Coordinator:
-    """Which tensors all workers have announced; lives on worker 0 and knows no network."""
+    """Knows which tensors all workers have announced; lives on worker 0 and knows no network."""
 
     def __init__(self, num_tensors: int, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -59,12 +64,12 @@ class Coordinator:
         self._order: list[int] = []
         """Tensors that worker 0 has announced and that are not agreed on yet."""
 
-    def agree(self, mine: Sequence[int], everybody: Tensor) -> list[int]:
-        """`mine`: what worker 0 has announced this cycle, in order; `everybody`: 1 where a worker
-        (row) has announced a tensor (column). Out: what everybody has by now, in the order in which
-        it is to be summed."""
+    def agree(self, mine: Sequence[int], announced: Tensor) -> list[int]:
+        """The tensors that all workers have announced by now, in the order in which they are to be
+        summed. `mine`: what worker 0 has announced this cycle, in order; `announced`: 1 where a
+        worker (row) has announced a tensor (column) this cycle."""
         self._order += mine
-        for index, count in enumerate(everybody.sum(dim=0, dtype=torch.int64).tolist()):
+        for index, count in enumerate(announced.sum(dim=0, dtype=torch.int64).tolist()):
             self._announced[index] += count
         agreed = [i for i in self._order if self._announced[i] == self._num_workers]
         for index in agreed:
@@ -76,7 +81,8 @@ class Coordinator:
 def fuse(
     agreed: Sequence[int], tensors: Sequence[Tensor], fusion_bytes: int
 ) -> Iterator[list[int]]:
-    """Neighbours of one dtype that fit the buffer together; one that does not fit it goes alone."""
+    """Groups of neighbours of one dtype that fit the buffer together; a tensor too large for it
+    goes alone."""
     group: list[int] = []
     filled = 0
     for index in agreed:
@@ -92,14 +98,10 @@ def fuse(
 
 
 class QueueReduction:
-    """One worker's end of the queue."""
+    """One worker's end of the queue, and the thread that serves it."""
 
     def __init__(
-        self,
-        peers: Peers,
-        num_tensors: int,
-        recorder: Recorder,
-        settings: QueueSettings,
+        self, peers: Peers, num_tensors: int, recorder: PhaseRecorder, settings: QueueSettings
     ) -> None:
         self._peers = peers
         self._recorder = recorder
@@ -117,7 +119,7 @@ class QueueReduction:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The thread goes round meanwhile, on all workers, and then until all have ended. Not
+        """A context in which the thread goes round, on all workers, until all have left it. Not
         forever: other engines want the cores too."""
         self._stopping, self._next_cycle = False, self._recorder.now()
         thread = threading.Thread(target=self._run, name="queue", daemon=True)
@@ -125,7 +127,7 @@ class QueueReduction:
         try:
             yield
         except BaseException:
-            with self._changed:  # this worker is about to fail; its thread says so and goes
+            with self._changed:  # this worker is about to fail; its thread ends
                 self._waiting.clear()
                 self._stopping = True
             raise
@@ -137,7 +139,7 @@ class QueueReduction:
             raise WorkerLost(f"waited {self._timeout:.0f} s for the other workers' queues to stop")
 
     def announce(self, index: int, tensor: Tensor) -> None:
-        """A tensor is ready to be summed in place."""
+        """Hand over a tensor that is ready to be summed in place."""
         with self._changed:
             assert index not in self._waiting, "a tensor is announced once a step"
             self._tensors[index] = tensor
@@ -145,7 +147,7 @@ class QueueReduction:
             self._waiting.add(index)
 
     def wait(self) -> None:
-        """Until every announced tensor is the sum."""
+        """Wait until every announced tensor is the sum."""
         with self._changed:
             done = self._changed.wait_for(
                 lambda: not self._waiting or self._error is not None, self._timeout
@@ -171,7 +173,7 @@ class QueueReduction:
                 self._changed.notify_all()
 
     def _cycle(self) -> bool:
-        """One round; False when all workers are to stop."""
+        """Go round once; False when all workers are to stop."""
         recorder = self._recorder
         time.sleep(max(self._next_cycle - recorder.now(), 0.0))
         step, began = recorder.step, recorder.now()
@@ -183,9 +185,9 @@ class QueueReduction:
         said[-1] = stopping
         said[mine] = 1
         answer = torch.zeros(self._num_tensors + 2, dtype=torch.int32)
-        everybody = self._peers.collect(said)
-        if everybody:
-            heard = torch.stack(everybody)
+        messages = self._peers.collect(said)
+        if messages:
+            heard = torch.stack(messages)
             agreed = self._coordinator.agree(mine, heard[:, :-1])
             answer[0], answer[1] = len(agreed), bool(heard[:, -1].all())
             answer[2 : 2 + len(agreed)] = torch.tensor(agreed, dtype=torch.int32)
@@ -212,15 +214,9 @@ class QueueReduction:
             self._peers.add(buffer)
             for piece, tensor in zip(pieces, tensors, strict=True):
                 tensor.copy_(piece.view(tensor.shape))
-        workers = self._peers.num_workers
-        recorder.note_beside(
-            "reduction",
-            began,
-            recorder.now(),
-            f"buffer {group[0]} ({len(group)} tensors)",
-            step,
-            round(2 * (workers - 1) / workers * num_bytes),
-        )
+        name = f"buffer {group[0]} ({len(group)} tensors)"
+        sent = ring_bytes(num_bytes, self._peers.num_workers)
+        recorder.note_beside("reduction", began, recorder.now(), name, step, sent)
         with self._changed:
             self._waiting.difference_update(group)
             self._changed.notify_all()

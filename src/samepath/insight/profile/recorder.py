@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from samepath.engine.comm.collective import Bucket, Collective, Record
 from samepath.engine.comm.shared_memory import SharedMemory
-from samepath.insight.profile.timeline import Event, MainPhase, Phase
+from samepath.insight.profile.timeline import MainPhase, Phase, TimelineEvent
 from samepath.plan import Reduction
 from samepath.recipe import Recipe
 
@@ -26,16 +26,16 @@ SHORTEST = 1e-6
 """Seconds; less is the cost of looking at the clock."""
 
 
-class Recorder:
-    """One worker's notes. `events` are of timed steps; those of others are dropped."""
+class PhaseRecorder:
+    """One worker's notes of when it did what. `events` are of timed steps; others are dropped."""
 
     now = staticmethod(time.perf_counter)
     """On Linux one clock for all processes of a machine."""
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
-        self.events: list[Event] = []
-        self.shared: list[Event] = []
+        self.events: list[TimelineEvent] = []
+        self.shared: list[TimelineEvent] = []
         """Reductions in shared memory: with this worker's end, to `meet` the others'."""
         self.step: int | None = None
         """The step that is being timed."""
@@ -43,60 +43,38 @@ class Recorder:
         self._last = 0.0
 
     def begin_step(self, number: int | None) -> None:
-        """None: a step that is not timed."""
+        """Begin a step; None: one that is not timed."""
         self.step = number
         self._began = self._last = self.now()
 
     def end_step(self) -> None:
-        self._add("step", self._began, self.now(), "", self.step)
+        self.note_beside("step", self._began, self.now(), "", self.step)
         self.step = None
 
     def note(self, phase: MainPhase, begin: float, end: float, name: str = "") -> None:
-        """What the main thread did."""
-        self._add(phase, begin, end, name, self.step)
+        """Note what the main thread did."""
+        self.note_beside(phase, begin, end, name, self.step)
         self._last = end
 
     def note_beside(
-        self,
-        phase: Literal["reduction", "negotiation"],
-        begin: float,
-        end: float,
-        name: str,
-        step: int | None,
-        sent: int = 0,
-    ) -> None:
-        """What happened beside it, told by any thread: which step it belongs to is said."""
-        self._add(phase, begin, end, name, step, sent)
-
-    def note_shared(self, begin: float, end: float, name: str, step: int | None, sent: int) -> None:
-        """A reduction in shared memory has ended as far as this worker has to do with it."""
-        self._add("reduction", begin, end, name, step, sent, self.shared)
-
-    def _add(
         self,
         phase: Phase,
         begin: float,
         end: float,
         name: str,
         step: int | None,
-        sent: int = 0,
-        into: list[Event] | None = None,
+        bytes_sent: int = 0,
+        *,
+        shared: bool = False,
     ) -> None:
+        """Note what happened beside the main thread, in any thread: which step it belongs to is
+        given. `shared`: a reduction in shared memory that has ended as far as this worker goes."""
         if step is not None:
-            (self.events if into is None else into).append(
-                Event(
-                    worker=self.worker,
-                    step=step,
-                    phase=phase,
-                    name=name,
-                    begin=begin,
-                    end=end,
-                    bytes_sent=sent,
-                )
-            )
+            event = TimelineEvent(self.worker, step, phase, name, begin, end, bytes_sent)
+            (self.shared if shared else self.events).append(event)
 
     def switch(self, phase: MainPhase | None, name: str = "") -> None:
-        """The main thread goes over to this phase (or back to what it did before)."""
+        """Note that the main thread goes over to this phase (None: back to what it did before)."""
         now = self.now()
         if self._open is not None:
             was, began, called = self._open
@@ -107,6 +85,8 @@ class Recorder:
     def timed(
         self, phase: MainPhase, function: Callable[Given, Made], name: str = ""
     ) -> Callable[Given, Made]:
+        """The same function, whose calls are noted as this phase."""
+
         def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
             began = self.now()
             made = function(*args, **kwargs)
@@ -116,7 +96,7 @@ class Recorder:
         return call
 
     def each(self, phase: MainPhase, values: Iterator[Made]) -> Iterator[Made]:
-        """The same values, each timed as it is fetched."""
+        """The same values, each noted as it is fetched."""
         fetch = self.timed(phase, lambda: next(values))
         while True:
             try:
@@ -125,7 +105,7 @@ class Recorder:
                 return
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """A recipe whose forward passes and augmentations are timed."""
+        """The same recipe, whose forward passes and augmentations are noted."""
         augment = recipe.augment
         return replace(
             recipe,
@@ -134,39 +114,42 @@ class Recorder:
         )
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its updates: from whatever came before (a wait, a backward pass) to the end of its step,
-        so that norms and clipping are in it."""
+        """Note its updates, from what came before (a wait, a backward pass) to the end of its step:
+        norms and clipping are in it."""
         optimizer.register_step_post_hook(lambda *_: self.note("update", self._last, self.now()))
 
 
 class TimedCollective(Collective):
     """A collective that notes waits and reductions."""
 
-    def __init__(self, inner: Collective, recorder: Recorder) -> None:
+    def __init__(self, inner: Collective, recorder: PhaseRecorder) -> None:
         self.worker = inner.worker
         self.num_workers = inner.num_workers
         self.device = inner.device
+        self.recorder = recorder
         self._inner = inner
-        self._recorder = recorder
         self._num_buckets = 0
 
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
-        return self._recorder.timed("wait", self._inner.gather_begin(record), "facts")
+        return self.recorder.timed("wait", self._inner.gather_begin(record), "facts")
 
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
-        self._recorder.timed("wait", self._inner.broadcast, "broadcast")(tensor, worker)
+        self.recorder.timed("wait", self._inner.broadcast, "broadcast")(tensor, worker)
 
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+        name = f"bucket {self._num_buckets}"
         self._num_buckets += 1
-        return TimedBucket(
-            self._inner.bucket(length, dtype, exact=exact),
-            self._recorder,
-            name=f"bucket {self._num_buckets - 1}",
-            num_bytes=length * dtype.itemsize,
-            num_workers=self.num_workers,
-            worker=self.worker,
-            in_memory=isinstance(self._inner, SharedMemory),
-        )
+        inner = self._inner.bucket(length, dtype, exact=exact)
+        return TimedBucket(inner, self, name, length * dtype.itemsize)
+
+    def bytes_sent(self, num_bytes: int, reduction: Reduction) -> int:
+        """Bytes this worker sends to reduce a bucket. In memory: its sums and its chunk of the
+        total. On the network: its sums' chunks to their owners and its own chunk's total to all
+        workers (a ring's bytes where it has one sum)."""
+        in_memory = isinstance(self._inner, SharedMemory)
+        part, sums = num_bytes / self.num_workers, reduction.num_sums[self.worker]
+        others = self.num_workers if in_memory else self.num_workers - 1
+        return round(part * (sums * others + (1 if in_memory else others)))
 
     def close(self) -> None:
         self._inner.close()
@@ -176,36 +159,19 @@ class TimedBucket(Bucket):
     """A bucket that notes: the main thread's adding and waiting, and its way from launch to
     arrival."""
 
-    def __init__(
-        self,
-        inner: Bucket,
-        recorder: Recorder,
-        *,
-        name: str,
-        num_bytes: int,
-        num_workers: int,
-        worker: int,
-        in_memory: bool,
-    ) -> None:
+    def __init__(self, inner: Bucket, owner: TimedCollective, name: str, num_bytes: int) -> None:
         self._inner = inner
-        self._recorder = recorder
+        self._owner = owner
+        self._recorder = owner.recorder
         self._name = name
         self._num_bytes = num_bytes
-        self._num_workers = num_workers
-        self._worker = worker
-        self._in_memory = in_memory
         self._settling = False
         inner.watch = self._told
 
     def begin(self, reduction: Reduction) -> None:
         self._inner.begin(reduction)
         self.rows = self._inner.rows
-        # In memory: its sums and its chunk of the total. On the network: its sums' chunks to their
-        # owners and its own chunk's total to everybody (a ring's bytes where it has one sum).
-        part = self._num_bytes / self._num_workers
-        mine = reduction.num_sums[self._worker]
-        others = self._num_workers if self._in_memory else self._num_workers - 1
-        self._bytes_sent = round(part * (mine * others + (1 if self._in_memory else others)))
+        self._bytes_sent = self._owner.bytes_sent(self._num_bytes, reduction)
 
     def launch(self) -> None:
         recorder = self._recorder
@@ -239,15 +205,12 @@ class TimedBucket(Bucket):
             recorder.switch("wait" if self._settling else None, self._name)
         elif point == "complete":
             recorder.switch("reduce", self._name)
-            recorder.note_shared(
-                self._launched, self._added, self._name, self._step, self._bytes_sent
-            )
+            self._note_reduction(self._added, shared=True)
         else:  # arrived; another thread tells it
-            recorder.note_beside(
-                "reduction",
-                self._launched,
-                recorder.now(),
-                self._name,
-                self._step,
-                self._bytes_sent,
-            )
+            self._note_reduction(recorder.now())
+
+    def _note_reduction(self, end: float, *, shared: bool = False) -> None:
+        self._recorder.note_beside(
+            "reduction", self._launched, end, self._name, self._step, self._bytes_sent,
+            shared=shared,
+        )  # fmt: skip

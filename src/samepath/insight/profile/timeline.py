@@ -1,8 +1,9 @@
-"""What every worker did when, and what that says of an engine.
+"""What every worker did when, what that says of an engine, and the same as a Chrome trace.
 
 In: events with time stamps, of some steps on some workers. Out: Numbers: how long a step takes,
 where its time goes, how much of the communication lies behind computing, how much of the waiting
-is for the slowest worker. Pure arithmetic: intervals in, seconds out.
+is for the slowest worker; and a file for ui.perfetto.dev or chrome://tracing. Pure arithmetic but
+for writing that file: intervals in, seconds out.
 
 Words. A worker's *main* events are what its own thread does: load, forward, backward, reduce
 (adding, packing and copying sums), wait, update. They follow or enclose each other; the innermost
@@ -11,42 +12,40 @@ counts. A *reduction* is one bucket from launch to arrival: it travels while the
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from samepath.files import write_atomically
 
 MainPhase: TypeAlias = Literal["load", "forward", "backward", "reduce", "wait", "update"]
 Phase: TypeAlias = MainPhase | Literal["step", "reduction", "negotiation"]
 MAIN: tuple[MainPhase, ...] = get_args(MainPhase)
 _INNERMOST_FIRST: tuple[MainPhase, ...] = (
-    "wait",
-    "reduce",
-    "load",
-    "update",
-    "forward",
-    "backward",
-)
+    "wait", "reduce", "load", "update", "forward", "backward",
+)  # fmt: skip
 
 Interval: TypeAlias = tuple[float, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+class TimelineEvent(NamedTuple):
     """Something that took a worker, or the link, from one moment to another."""
 
     worker: int
     step: int
-    """Number among the steps that were timed."""
+    """Its number among the steps that were timed."""
     phase: Phase
     name: str
-    """Which one: a grain, a bucket."""
+    """The grain or bucket it belongs to, if any."""
     begin: float
     """Seconds, on a clock that all workers share."""
     end: float
     bytes_sent: int = 0
-    """Of a reduction: what this worker gives for others to read, by how its algorithm goes (an
-    all-reduce of B bytes sends 2(N - 1)/N B from each of N workers), not counted on the wire."""
+    """Bytes this worker sends in a reduction: calculated (an all-reduce of B bytes sends
+    2(N - 1)/N B from each of N workers), not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +54,17 @@ class Timeline:
 
     engine: str
     num_workers: int
-    events: tuple[Event, ...]
-    """By when they begin."""
+    events: tuple[TimelineEvent, ...]
+    """In the order in which they begin."""
 
     @property
     def steps(self) -> list[int]:
         return sorted({event.step for event in self.events})
 
-    def of(self, *phases: Phase, step: int | None = None, worker: int | None = None) -> list[Event]:
-        """Events of these phases; of one step, of one worker."""
+    def of(
+        self, *phases: Phase, step: int | None = None, worker: int | None = None
+    ) -> list[TimelineEvent]:
+        """Events of these phases, of all steps and workers or of one."""
         return [
             event
             for event in self.events
@@ -75,7 +76,7 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What an engine's timeline comes to. Means are over workers and steps."""
+    """Times and shares of one engine's steps. Means are over workers and steps."""
 
     engine: str
     num_workers: int
@@ -103,13 +104,13 @@ class Numbers:
     last backward pass yet: waiting on the slowest worker. The rest of the waiting is for the
     reductions themselves."""
     bytes_sent: float
-    """Mean of a worker and step (see Event)."""
+    """Mean of a worker and step; calculated, not measured."""
     num_reductions: float
     """Mean of a worker and step: buckets, or filled fusion buffers."""
 
 
 def numbers(timeline: Timeline) -> Numbers:
-    """A timeline's numbers. It has at least one step, with a `step` event from every worker."""
+    """The numbers of a timeline of at least one step, with a `step` event from every worker."""
     workers = range(timeline.num_workers)
     step_seconds: list[float] = []
     whole = communicating = hidden = slowest = 0.0
@@ -155,7 +156,7 @@ def numbers(timeline: Timeline) -> Numbers:
     )
 
 
-def _launched_by_all(events: Iterable[Event]) -> dict[str, float]:
+def _launched_by_all(events: Iterable[TimelineEvent]) -> dict[str, float]:
     """When the last worker launched each reduction of a step: nothing can arrive before."""
     found: dict[str, float] = {}
     for event in events:
@@ -164,7 +165,7 @@ def _launched_by_all(events: Iterable[Event]) -> dict[str, float]:
     return found
 
 
-def self_times(events: Sequence[Event]) -> dict[MainPhase, list[Interval]]:
+def self_times(events: Sequence[TimelineEvent]) -> dict[MainPhase, list[Interval]]:
     """When one worker was in each main phase; of events inside each other, the inner one's."""
     found: dict[MainPhase, list[Interval]] = {}
     taken: list[Interval] = []
@@ -217,9 +218,9 @@ def length(intervals: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def lanes(events: Iterable[Event]) -> list[list[Event]]:
+def lanes(events: Iterable[TimelineEvent]) -> list[list[TimelineEvent]]:
     """Events of one worker in as few rows as it takes that none overlap in a row."""
-    found: list[list[Event]] = []
+    found: list[list[TimelineEvent]] = []
     for event in sorted(events, key=lambda e: (e.begin, e.end)):
         for lane in found:
             if lane[-1].end <= event.begin:
@@ -230,24 +231,63 @@ def lanes(events: Iterable[Event]) -> list[list[Event]]:
     return found
 
 
-def nested(events: Iterable[Event]) -> bool:
-    """True when any two of these events follow, or lie within, each other."""
-    ordered = sorted(events, key=lambda e: (e.begin, -e.end))
-    open_until: list[float] = []
-    for event in ordered:
-        while open_until and open_until[-1] <= event.begin:
-            open_until.pop()
-        if open_until and event.end > open_until[-1]:
-            return False
-        open_until.append(event.end)
-    return True
-
-
-def meet(events: Iterable[Event]) -> list[Event]:
-    """Of reductions that end for everybody when they have ended on all workers: with that end."""
-    events = list(events)
+def meet(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
+    """The same reductions, each with its end on the last worker: they end on all at once."""
     ends: dict[tuple[int, str], float] = {}
     for event in events:
         where = (event.step, event.name)
         ends[where] = max(ends.get(where, event.end), event.end)
-    return [replace(event, end=ends[event.step, event.name]) for event in events]
+    return [event._replace(end=ends[event.step, event.name]) for event in events]
+
+
+# ---- Chrome trace
+
+
+def chrome_trace(timeline: Timeline, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Trace Event JSON: one process per worker, with a track for what its own thread does and as
+    many as it takes for what happens beside. Times are whole nanoseconds from the first event on
+    (written in microseconds, as the format wants); on a track events follow or enclose one another.
+    `about` is shown as the trace's metadata."""
+    first = min(event.begin for event in timeline.events)
+    rows: list[dict[str, Any]] = []
+    for worker in range(timeline.num_workers):
+        beside = lanes(timeline.of("reduction", "negotiation", worker=worker))
+        tracks = {"computing": timeline.of("step", *MAIN, worker=worker)}
+        for number, lane in enumerate(beside, 1):
+            tracks["reductions" + (f" ({number})" if len(beside) > 1 else "")] = lane
+        rows.append(_name(worker, 0, "process_name", {"name": f"worker {worker}"}))
+        rows.append(_name(worker, 0, "process_sort_index", {"sort_index": worker}))
+        for track, (name, events) in enumerate(tracks.items()):
+            rows.append(_name(worker, track, "thread_name", {"name": name}))
+            rows.append(_name(worker, track, "thread_sort_index", {"sort_index": track}))
+            rows += [_complete(event, track, first) for event in events]
+    return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": dict(about)}
+
+
+def write_trace(path: Path, timeline: Timeline, about: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(chrome_trace(timeline, about)) + "\n")
+
+
+def _name(worker: int, track: int, what: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "pid": worker, "tid": track, "name": what, "args": dict(value)}
+
+
+def _complete(event: TimelineEvent, track: int, first: float) -> dict[str, Any]:
+    begin, end = (round((moment - first) * 1e9) for moment in (event.begin, event.end))
+    if event.phase == "step":
+        name = f"step {event.step}"
+    elif event.phase in ("reduction", "negotiation"):
+        name = event.name
+    else:
+        name = f"{event.phase}: {event.name}" if event.name else event.phase
+    sent = {"bytes_sent": event.bytes_sent} if event.bytes_sent else {}
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": event.phase,
+        "pid": event.worker,
+        "tid": track,
+        "ts": begin / 1e3,
+        "dur": (end - begin) / 1e3,
+        "args": {"step": event.step, **sent},
+    }

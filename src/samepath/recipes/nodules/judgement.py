@@ -11,16 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from samepath.errors import UserError
 from samepath.keys import key
-from samepath.recipes.nodules.measures import LEVEL, MEASURES, Floats, Volumes, measure
+
+Volumes: TypeAlias = npt.NDArray[np.float32]
+Floats: TypeAlias = npt.NDArray[np.floating]
+
+LEVEL = 0.5  # half of the readers, or half of the window of intensities
+MEASURES = ("volume", "extent", "sphericity", "elongation")
+
+# Share of the sphere nearest to each of the 26 directions to a neighbouring voxel, by the number
+# of axes along which it steps (Lehmann and Legland 2012).
+_SHARES = {1: 0.04577789, 2: 0.03698063, 3: 0.03519564}
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 NUM_COMPONENTS = 80  # principal components of the voxels that a classifier sees
@@ -36,7 +47,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeasureSpread:
     """One measure's mean, standard deviation and two-sample Kolmogorov-Smirnov statistics."""
 
     generated_mean: float
@@ -46,7 +57,7 @@ class Spread:
     ks: float
     """Largest gap between the cumulative distributions of generated and held-out volumes."""
     p_value: float
-    """Of `ks` if both came from one distribution."""
+    """Probability of such a `ks` if both came from one distribution."""
     ks_real: float
     """The same gap between held-out and training volumes, both real: what `ks` can hope for."""
 
@@ -81,13 +92,13 @@ class TwoSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What `judge` finds."""
+    """Shape measures, nearness to training volumes and classifier tests, as `judge` found them."""
 
     num_generated: int
     num_empty: int
     """Generated volumes without a voxel that reaches `LEVEL`."""
     seed: int
-    spreads: dict[str, Spread]
+    spreads: dict[str, MeasureSpread]
     """By measure, in the order of `MEASURES`."""
     nearest: Nearness
     two_sample: dict[str, TwoSample]
@@ -239,7 +250,7 @@ def table(judgement: Judgement) -> list[list[str]]:
     return rows
 
 
-def _read_spread(spread: Spread) -> str:
+def _read_spread(spread: MeasureSpread) -> str:
     if spread.p_value >= 0.05:
         return "no difference found"
     unit = max(spread.held_out_sd, 1e-12)
@@ -259,10 +270,8 @@ def _read_copies(near: Nearness) -> str:
 
 def _read_test(test: TwoSample) -> str:
     if test.p_value >= 0.05:
-        return "not clearly better than chance, 0.5"
-    words = {0.65: "seldom", 0.8: "often", 0.95: "mostly"}
-    how = next((word for top, word in words.items() if test.accuracy < top), "nearly always")
-    return f"told apart {how} (0.5 never, 1 always)"
+        return "no better than chance (0.5)"
+    return f"classifier accuracy {test.accuracy:.2f} (0.5 = indistinguishable)"
 
 
 def _check(given: dict[str, Volumes]) -> None:
@@ -279,13 +288,13 @@ def _check(given: dict[str, Volumes]) -> None:
         raise UserError("reconstructed must be held_out's reconstructions, one each, in order")
 
 
-def _spread(generated: Floats, held_out: Floats, training: Floats) -> Spread:
+def _spread(generated: Floats, held_out: Floats, training: Floats) -> MeasureSpread:
     from scipy.stats import ks_2samp
 
     made, real = ((float(of.mean()), float(of.std())) for of in (generated, held_out))
     ks, p_value = map(float, ks_2samp(generated, held_out, method="asymp"))
     ks_real = float(ks_2samp(held_out, training, method="asymp").statistic)
-    return Spread(made[0], made[1], real[0], real[1], ks, p_value, ks_real)
+    return MeasureSpread(made[0], made[1], real[0], real[1], ks, p_value, ks_real)
 
 
 def _nearness(volumes: dict[str, Volumes], training: Volumes) -> Nearness:
@@ -314,3 +323,81 @@ def _symmetries(volumes: Volumes) -> Iterator[Volumes]:
     for axes in itertools.permutations((1, 2, 3)):
         for steps in itertools.product((1, -1), repeat=3):
             yield volumes.transpose(0, *axes)[:, *(slice(None, None, step) for step in steps)]
+
+
+# ---- measures of shapes
+
+
+def measure(volumes: Volumes) -> Floats:
+    """(N, 4): each volume's measures, in the order of `MEASURES`.
+
+    volume: the mean of all voxels, which blur leaves alone. extent: longest side of the bounding
+    box, its faces between voxels' centres where the density interpolates to `LEVEL`. sphericity:
+    area of the ball of the shape's volume over `surface_area`. elongation: longest over shortest
+    principal axis of the shape's second moments, 1 for a ball.
+    """
+    shapes = volumes >= LEVEL
+    num_voxels = shapes.sum((1, 2, 3))
+    area = np.where(num_voxels > 0, surface_area(shapes), 1.0)
+    columns = [
+        volumes.mean((1, 2, 3), dtype=np.float64),
+        _extent(volumes) / volumes.shape[1],
+        math.pi ** (1 / 3) * (6.0 * num_voxels) ** (2 / 3) / area,
+        np.where(num_voxels > 0, _elongation(shapes), 0.0),
+    ]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def surface_area(shapes: npt.NDArray[np.bool_]) -> Floats:
+    """(N,) surface areas of (N, s, s, s) shapes, a voxel's face being 1, by Crofton's formula.
+
+    Area is twice the mean, over all directions, of how often lines of one direction cross the
+    surface, times the area that belongs to a line. Here the lines join voxels' centres in the 13
+    directions to a neighbour (Lehmann and Legland 2012), each counted for all volumes at once.
+
+    Tried on shapes of 4 to 13 voxels across, turned and shifted at random: balls come out 0 to 2%
+    small, ellipsoids of 2:1 1%, of 3:1 2 to 3%; turning changes sphericity by less than 1%. Sharp
+    edges are cut: cubes come out 7% small on average, 14% when aligned with the voxels.
+    """
+    # An empty layer on each side: what is shifted out on one side comes in as empty on the other
+    padded = np.pad(shapes, ((0, 0), (1, 1), (1, 1), (1, 1)))
+    area = np.zeros(len(shapes))
+    for step in itertools.product((-1, 0, 1), repeat=3):
+        if step <= (0, 0, 0):
+            continue  # the opposite direction counts the same crossings
+        crossings = np.sum(padded != np.roll(padded, step, (1, 2, 3)), axis=(1, 2, 3))
+        num_axes = sum(map(abs, step))
+        area += 2.0 * (2.0 * _SHARES[num_axes]) * crossings / math.sqrt(num_axes)
+    return area
+
+
+def _extent(volumes: Volumes) -> Floats:
+    """(N,) longest sides of the bounding boxes of what is at least `LEVEL`, in voxels."""
+    longest = np.zeros(len(volumes))
+    for axis in (1, 2, 3):
+        profile = volumes.max(axis=tuple({1, 2, 3} - {axis})).astype(np.float64)
+        length = profile.shape[1] - _margin(profile) - _margin(profile[:, ::-1])
+        longest = np.maximum(longest, np.where(profile.max(1) >= LEVEL, length, 0.0))
+    return longest
+
+
+def _margin(profile: Floats) -> Floats:
+    """(N,) distances from a profile's start to where it first reaches `LEVEL`, in voxels."""
+    rows = np.arange(len(profile))
+    first = np.argmax(profile >= LEVEL, axis=1)
+    high = profile[rows, first]
+    low = np.pad(profile, ((0, 0), (1, 0)))[rows, first]
+    return np.asarray(first + 0.5 - (high - LEVEL) / np.where(high > low, high - low, 1.0))
+
+
+def _elongation(shapes: npt.NDArray[np.bool_]) -> Floats:
+    side = shapes.shape[1]
+    places = np.indices((side,) * 3, dtype=np.float32).reshape(3, -1) - (side - 1) / 2
+    terms = np.concatenate([np.ones_like(places[:1]), places, *(places[:, None] * places)])
+    sums = (shapes.reshape(len(shapes), -1).astype(np.float32) @ terms.T).astype(np.float64)
+    means = sums[:, 1:] / np.maximum(sums[:, :1], 1.0)
+    centres = means[:, :3]
+    covariances = means[:, 3:].reshape(-1, 3, 3) - centres[:, :, None] * centres[:, None]
+    # A voxel is a cube, not a point: its own variance keeps a plane of voxels from being flat
+    variances = np.linalg.eigvalsh(covariances + np.eye(3) / 12.0)
+    return np.asarray(np.sqrt(variances[:, -1] / variances[:, 0]))

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samepath.web.dashboard.board import Board, NotFound
-from samepath.web.dashboard.report import take_apart
-from samepath.web.dashboard.things import DOWNLOADS, PICTURES
-from samepath.web.guard import HEADERS, Guard, static_folder
+from samepath.errors import UserError
+from samepath.web.dashboard.contents import FolderContents, NotFound
+from samepath.web.dashboard.reports import DOWNLOADS, PICTURES, take_apart
+from samepath.web.guard import HEADERS, static_folder
+from samepath.web.serve import LocalPage, guarded_app, listen, local_page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,27 +37,20 @@ REPORT_POLICY = (
 one."""
 
 
-def ui_app(board: Board, token: str) -> ASGIApp:
+def ui_app(contents: FolderContents, token: str) -> ASGIApp:
     """The application, guarded."""
-    from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import Response
     from starlette.routing import Route
 
-    files = static_folder()
+    html = static_folder()["ui.html"]
 
     def page(request: Request) -> Response:
         headers = {"content-security-policy": POLICY}
-        return Response(files["ui.html"].content, media_type=files["ui.html"].kind, headers=headers)
-
-    def static(request: Request) -> Response:
-        found = files.get(request.path_params["name"])
-        if found is None:
-            raise HTTPException(404, "there is no such page")
-        return Response(found.content, media_type=found.kind)
+        return Response(html.content, media_type=html.kind, headers=headers)
 
     def answer(request: Request, content: Any) -> Response:
-        """JSON, unless the page has it already."""
+        """Answer with JSON, unless the page has it already."""
         body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         if request.headers.get("if-none-match") == tag:
@@ -62,23 +58,23 @@ def ui_app(board: Board, token: str) -> ASGIApp:
         return Response(body, media_type="application/json", headers={"etag": tag})
 
     def overview(request: Request) -> Response:
-        return answer(request, board.overview())
+        return answer(request, contents.overview())
 
     def runs(request: Request) -> Response:
         first, last = _step(request, "from", -np.inf), _step(request, "to", np.inf)
-        return answer(request, board.runs(request.path_params["ids"].split(","), first, last))
+        return answer(request, contents.runs(request.path_params["ids"].split(","), first, last))
 
-    def thing(request: Request) -> Response:
-        return answer(request, board.thing(request.path_params["id"]))
+    def item(request: Request) -> Response:
+        return answer(request, contents.item(request.path_params["id"]))
 
     def report(request: Request) -> Response:
-        shown, content = board.file(request.path_params["id"], request.path_params["file"])
+        shown, content = contents.file(request.path_params["id"], request.path_params["file"])
         if shown.kind != "page":
             raise HTTPException(404, "there is no such report")
         return answer(request, take_apart(content.decode("utf-8", "replace")))
 
     def file(request: Request) -> Response:
-        shown, content = board.file(request.path_params["id"], request.path_params["file"])
+        shown, content = contents.file(request.path_params["id"], request.path_params["file"])
         suffix = Path(shown.name).suffix.lower()
         headers = {"content-security-policy": REPORT_POLICY}
         kind = "text/html; charset=utf-8" if shown.kind == "page" else PICTURES.get(suffix)
@@ -87,26 +83,26 @@ def ui_app(board: Board, token: str) -> ASGIApp:
             headers["content-disposition"] = "attachment"
         return Response(content, media_type=kind, headers=headers)
 
-    async def not_found(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)}, 404)
+    routes = [
+        Route("/", page),
+        Route("/api/overview", overview),
+        Route("/api/runs/{ids}", runs),
+        Route("/api/item/{id}", item),
+        Route("/api/report/{id}/{file}", report),
+        Route("/api/file/{id}/{file}/{name}", file),
+    ]
+    return guarded_app(routes, token, {NotFound: 404})
 
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return JSONResponse({"error": error.detail}, error.status_code)
 
-    app = Starlette(
-        routes=[
-            Route("/", page),
-            Route("/static/{name}", static),
-            Route("/api/overview", overview),
-            Route("/api/runs/{ids}", runs),
-            Route("/api/thing/{id}", thing),
-            Route("/api/report/{id}/{file}", report),
-            Route("/api/file/{id}/{file}/{name}", file),
-        ],
-        exception_handlers={NotFound: not_found, HTTPException: http_error},
-    )
-    return Guard(app, token)
+@contextmanager
+def open_ui(folder: Path, port: int = 0) -> Iterator[LocalPage]:
+    """Open a port for a folder, which may be empty yet; the port is closed in the end."""
+    if not folder.exists():
+        raise UserError(f"{folder}: there is no such folder; give one that holds runs, such as .")
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; give the folder it is in, such as {folder.parent}")
+    with listen(port) as listening:
+        yield local_page(listening, lambda token: ui_app(FolderContents(folder), token))
 
 
 def _step(request: Request, name: str, otherwise: float) -> float:

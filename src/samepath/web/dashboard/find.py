@@ -1,6 +1,6 @@
-"""Finding what samepath wrote under a folder, and opening it safely.
+"""Search for what samepath wrote under a folder, and open it safely.
 
-In: a folder. Out: what was found in it, each thing with an id made of its place. Guaranteed: no
+In: a folder. Out: what was found in it, each item with an id made of its place. Guaranteed: no
 link is followed, so that nothing outside the folder is read; the walk is bounded, and says so where
 it stopped; nothing is written or locked.
 """
@@ -31,7 +31,7 @@ MARKS = {
 }
 """The file that a folder of each kind has."""
 UNDERWAY = "settings.json"
-"""What a study that has no result yet has, beside a folder of runs."""
+"""The file of a study that has no result yet, beside a folder of runs."""
 _NAMES = {*MARKS, UNDERWAY, "pyvenv.cfg"}
 SKIPPED = {
     "node_modules", "__pycache__", "site-packages", "venv",
@@ -39,17 +39,17 @@ SKIPPED = {
 }  # fmt: skip
 MAX_DEPTH = 6
 MAX_FOLDERS = 5_000
-MAX_THINGS = 1_000
+MAX_ITEMS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """One thing."""
+class Item:
+    """A run, a study, a finding or a curation."""
 
     id: str
     kind: str
     folder: str
-    """Relative to the folder that was searched; "." for that itself."""
+    """Its place relative to the folder that was searched; "." for that itself."""
     mark: str
     """The file it was found by."""
     parent: str | None
@@ -60,16 +60,16 @@ class Found:
 class Search:
     """What a walk found, the least deep first, and what it left out."""
 
-    things: tuple[Found, ...]
+    items: tuple[Item, ...]
     notes: tuple[str, ...]
 
 
-class Root:
-    """The folder that is looked at."""
+class RootFolder:
+    """The folder that is looked at, with all below it."""
 
     def __init__(self, given: Path) -> None:
         self.given = given
-        """As typed: commands that are shown name places this way."""
+        """The folder as it was typed: commands that are shown name places this way."""
         self.path = given.resolve()
 
     def shown(self, folder: str) -> str:
@@ -77,39 +77,39 @@ class Root:
         return str(self.given / folder)
 
     def open(self, folder: str, name: str) -> IO[bytes]:
-        """A regular file, never through a link; OSError where there is none."""
+        """Open a regular file, never through a link; OSError where there is none."""
         place = self.path / folder
         if os.path.realpath(place) != str(place):
-            raise PermissionError(errno.EPERM, "it leads elsewhere")
+            raise PermissionError(errno.EPERM, "it is a link to another place")
         how = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe does not hang us
         descriptor = os.open(place / name, how)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise PermissionError(errno.EPERM, "it is no plain file")
+            raise PermissionError(errno.EPERM, "it is not a plain file")
         return os.fdopen(descriptor, "rb")
 
     def is_locked(self, folder: str) -> bool:
-        """Somebody trains here, or runs a study."""
+        """True while a run trains here, or a study runs."""
         return is_locked(self.path / folder)
 
 
 def id_of(*words: str) -> str:
-    """The same for the same thing whenever and wherever the server is started."""
+    """An id that is the same for the same place whenever the server is started."""
     return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def search(root: Root) -> Search:
-    """Walk the folder."""
-    things: list[Found] = []
+def search(root: RootFolder) -> Search:
+    """Walk the folder and list its items."""
+    items: list[Item] = []
     waiting: deque[tuple[str, int, str | None]] = deque([(".", 0, None)])
     num_folders = num_unreadable = num_links = 0
     notes = []
     while waiting:
         folder, depth, parent = waiting.popleft()
         num_folders += 1
-        if num_folders > MAX_FOLDERS or len(things) >= MAX_THINGS:
-            what = f"{MAX_FOLDERS:,} folders" if num_folders > MAX_FOLDERS else f"{MAX_THINGS:,}"
-            notes.append(f"there is more than {what}: give a folder further down to see the rest")
+        if num_folders > MAX_FOLDERS or len(items) >= MAX_ITEMS:
+            what = f"{MAX_FOLDERS:,} folders" if num_folders > MAX_FOLDERS else f"{MAX_ITEMS:,}"
+            notes.append(f"there is more than {what} here: give a deeper folder to see the rest")
             break
         try:
             entries = _entries(root.path / folder)
@@ -119,10 +119,10 @@ def search(root: Root) -> Search:
         if "pyvenv.cfg" in entries:
             continue
         found = [
-            Found(id=id_of(folder, kind), kind=kind, folder=folder, mark=mark, parent=parent)
+            Item(id=id_of(folder, kind), kind=kind, folder=folder, mark=mark, parent=parent)
             for mark, kind in _marks(entries)
         ]
-        things += found
+        items += found
         inner = found[0].id if found else parent
         for name, entry in sorted(entries.items()):
             if name in SKIPPED or name.startswith("."):
@@ -137,11 +137,11 @@ def search(root: Root) -> Search:
         notes.append(f"folders that cannot be read: {num_unreadable}")
     if num_links:
         notes.append(f"links that lead out of this folder and are not followed: {num_links}")
-    return Search(things=tuple(things), notes=tuple(notes))
+    return Search(items=tuple(items), notes=tuple(notes))
 
 
 def _entries(folder: Path) -> dict[str, os.DirEntry[str]]:
-    """What matters of a folder by name; a folder of a million pictures is soon told."""
+    """What matters of a folder by name: its folders, links and marks, not a million pictures."""
     with os.scandir(folder) as entries:
         return {
             entry.name: entry
@@ -158,6 +158,6 @@ def _marks(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[tuple[str, str]]
         yield UNDERWAY, "study"
 
 
-def _stays(root: Root, link: str) -> bool:
-    """What it points to is seen where it is."""
+def _stays(root: RootFolder, link: str) -> bool:
+    """True for a link whose target is under the root: it is seen at its own place."""
     return Path(os.path.realpath(link)).is_relative_to(root.path)

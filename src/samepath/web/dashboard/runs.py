@@ -1,7 +1,8 @@
-"""What is said of a run: a line of the overview, its own page, and how it compares with others.
+"""Runs as the page shows them: a line of the overview, a page, curves, and comparisons.
 
 In: run.json as read, and what metrics.jsonl holds. Out: plain values for JSON. Guaranteed: a
-run.json of any content gives an answer: a damaged one gives the reason.
+run.json of any content gives an answer: a damaged one gives the reason; a curve has at most
+`NUM_POINTS` points, and no peak is lost.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from samepath.engine.state.metrics_log import Floats, MetricColumn, MetricColumns, number
 from samepath.plan import count_steps
-from samepath.web.dashboard.metrics import Column, Metrics, number
-from samepath.web.dashboard.thin import thin
 
 RESUMABLE = ("stopped", "interrupted", "failed")
 _INTERVAL = {"noise_scale": ("noise_low", "noise_high")}
 """Values that are known to lie in an interval, which is a part of their curve."""
 _TOGETHER = {name for names in _INTERVAL.values() for name in names}
 _DIGITS = 12
+NUM_POINTS = 400
+"""Points of a curve on the screen, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RunRecord:
     """A run.json, taken apart; what is missing or of another kind is empty."""
 
     status: str
@@ -35,10 +37,10 @@ class Record:
     starts: Sequence[Any]
 
     @classmethod
-    def of(cls, content: Any) -> Record:
-        """ValueError where it is no run of ours."""
+    def of(cls, content: Any) -> RunRecord:
+        """Take run.json apart; ValueError where it is not of samepath."""
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise ValueError("it is no run of ours: it has no config")
+            raise ValueError("it is not a run of samepath: it has no config")
         result, starts = content.get("result"), content.get("starts")
         return cls(
             status=str(content.get("status")),
@@ -54,7 +56,7 @@ class Record:
 
     @property
     def steps_to_do(self) -> int | None:
-        """Where it will end at the latest; None where that is not known before."""
+        """The step at which the run ends at the latest; None where that is not known."""
         names = ("epochs", "num_examples", "batch_size")
         epochs, examples, batch = (_whole(self.config.get(name)) for name in names)
         if not batch or self.config.get("strategy", "strong") != "strong":
@@ -72,7 +74,7 @@ def typed(command: Any) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]])
 
 
-def run_line(record: Record, is_running: bool, newest: Mapping[str, Any]) -> dict[str, Any]:
+def run_line(record: RunRecord, is_running: bool, newest: Mapping[str, Any]) -> dict[str, Any]:
     """A run in the overview; `newest` is the end of its metrics, for a run without a result."""
     config, result = record.config, record.result
     stopped = record.status == "running" and not is_running
@@ -100,8 +102,8 @@ def run_line(record: Record, is_running: bool, newest: Mapping[str, Any]) -> dic
     }
 
 
-def run_page(record: Record, line: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """What its own page says beside the curves; `shown` is its place as one would type it."""
+def run_page(record: RunRecord, line: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    """Facts for a run's page beside its curves; `shown` is its place as one would type it."""
     recipe = str(record.config.get("recipe", ""))
     versions = record.last_start.get("versions")
     resume = ["samepath", "train", recipe, "--out", shown, "--resume"]
@@ -118,8 +120,8 @@ def run_page(record: Record, line: Mapping[str, Any], shown: str) -> dict[str, A
     }
 
 
-def curves(metrics: Metrics, first: float = -np.inf, last: float = np.inf) -> dict[str, Any]:
-    """Every column, thinned, between two steps."""
+def curves(metrics: MetricColumns, first: float = -np.inf, last: float = np.inf) -> dict[str, Any]:
+    """Every column between two steps, shortened for a screen."""
     found = {}
     for name, column in metrics.columns.items():
         if name in _TOGETHER:
@@ -132,12 +134,53 @@ def curves(metrics: Metrics, first: float = -np.inf, last: float = np.inf) -> di
             low, high = (np.array(end.values)[inside] for end in ends if end is not None)
             interval = low, high
         if inside.any() and np.isfinite(values).any():
-            found[name] = thin(steps[inside], times[inside], values[inside], interval)
+            found[name] = shorten(steps[inside], times[inside], values[inside], interval)
     return found
 
 
+def shorten(
+    steps: Floats,
+    times: Floats,
+    values: Floats,
+    interval: tuple[Floats, Floats] | None = None,
+    most: int = NUM_POINTS,
+) -> dict[str, Any]:
+    """A curve of any length as at most `most` points, for a screen.
+
+    A curve that is short enough is given as it is; of a longer one every point stands for a stretch
+    of steps with its mean, lowest and highest value. What is no number is a gap (None). `interval`
+    is what each value is known to lie in, where that is known.
+    """
+    number = len(values)
+    values = np.where(np.isfinite(values), values, np.nan)
+    low, high = interval or (values, values)
+    if number <= most:
+        curve = {"step": _rounded(steps), "time": _rounded(times), "value": _rounded(values)}
+        return curve | ({"low": _rounded(low), "high": _rounded(high)} if interval else {})
+    starts = np.linspace(0, number, most, endpoint=False).astype(int)
+    ends = np.append(starts[1:], number)
+    known = np.isfinite(values)
+    counts = np.add.reduceat(known, starts)
+    sums = np.add.reduceat(np.where(known, values, 0.0), starts)
+    means = np.divide(sums, counts, out=np.full(most, np.nan), where=counts > 0)
+    unbounded = np.logical_or.reduceat(known & ~np.isfinite(high), starts)
+    highest = np.where(unbounded if interval else False, np.nan, np.fmax.reduceat(high, starts))
+    return {
+        "step": _rounded(steps[ends - 1]),
+        "time": _rounded(times[ends - 1]),
+        "value": _rounded(means),
+        "low": _rounded(np.fmin.reduceat(low, starts)),
+        "high": _rounded(highest),
+    }
+
+
+def _rounded(values: Floats) -> list[float | None]:
+    """Numbers for JSON, with six digits; None for what is not finite."""
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values.tolist()]
+
+
 def comparison(
-    names: Sequence[str], digests: Sequence[str], all_metrics: Sequence[Metrics]
+    names: Sequence[str], digests: Sequence[str], all_metrics: Sequence[MetricColumns]
 ) -> list[dict[str, Any]]:
     """Which of several runs are on the same path, in words; the first is what others are held
     against."""
@@ -147,17 +190,17 @@ def comparison(
         if len(alike) > 1:
             words = f"{_listed(alike)} ended with the same bits (digest {digest[:_DIGITS]})."
             said.append({"same": True, "words": f"Same path: {words}"})
-    first = all_metrics[0].columns.get("train_loss", Column())
+    first = all_metrics[0].columns.get("train_loss", MetricColumn())
     for name, digest, metrics in zip(names[1:], digests[1:], all_metrics[1:], strict=True):
         if digest and digest == digests[0]:
             continue
-        second = metrics.columns.get("train_loss", Column())
+        second = metrics.columns.get("train_loss", MetricColumn())
         said.append(_against(names[0], first, name, second, bool(digest and digests[0])))
     return said
 
 
 def _against(
-    one: str, first: Column, other: str, second: Column, has_other_digest: bool
+    one: str, first: MetricColumn, other: str, second: MetricColumn, has_other_digest: bool
 ) -> dict[str, Any]:
     (steps, _, values), (other_steps, _, other_values) = first.arrays(), second.arrays()
     shared, here, there = np.intersect1d(steps, other_steps, return_indices=True)

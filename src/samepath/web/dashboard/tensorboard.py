@@ -1,8 +1,8 @@
 """Event files of runs that have been trained already.
 
 In: a run, or a folder with runs somewhere below it. Out: an event file for each. Guaranteed: bad
-input raises before anything is written; a run that cannot be read is left out, and said; the folder
-of a run that is training is not touched.
+input raises before anything is written; a run that cannot be read is left out, with the reason; the
+folder of a run that is training is not touched.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from pathlib import Path
 
 from samepath.engine.run.tensorboard import EventWriter, require_tensorboard
 from samepath.errors import UserError
-from samepath.web.dashboard.find import Root, search
+from samepath.web.dashboard.find import RootFolder, search
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What was written."""
+    """Event files that were written, and runs that were left out."""
 
     logdir: Path
-    """What to give TensorBoard."""
+    """The folder to give TensorBoard."""
     files: dict[str, str] = field(default_factory=dict)
     """Event files by run."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Why a run was left out."""
+    """Reasons by run that was left out."""
 
 
 def convert(folder: Path, out: Path | None, tell: Callable[[str], None]) -> Converted:
-    """Convert every run."""
+    """Write the event files of every run under a folder."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; give a run, or a folder with runs")
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; give a folder")
     require_tensorboard()
-    root = Root(folder)
-    runs = [found.folder for found in search(root).things if found.kind == "run"]
+    root = RootFolder(folder)
+    runs = [found.folder for found in search(root).items if found.kind == "run"]
     if not runs:
         raise UserError(f"{folder} holds no run (there is no run.json below it); check the path")
     done = Converted(logdir=folder if out is None else out)

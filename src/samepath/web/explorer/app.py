@@ -8,15 +8,22 @@ is computed here.
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from samepath.errors import UserError
+from samepath.files import lock_folder
+from samepath.web.explorer.explorer import Explorer, Rows
 from samepath.web.explorer.exports import KINDS, export
-from samepath.web.explorer.state import Explorer, Rows
-from samepath.web.guard import Guard, static_folder
+from samepath.web.explorer.folder import check_folder
+from samepath.web.guard import static_folder
+from samepath.web.serve import LocalPage, guarded_app, listen, local_page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -34,19 +41,15 @@ MEDIA_TYPES = {
 
 def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
     """The application, guarded."""
-    from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    files = static_folder()
+    html = static_folder()["index.html"]
 
-    def file(request: Request) -> Response:
-        found = files.get(request.path_params.get("name", "index.html"))
-        if found is None:
-            raise HTTPException(404, "there is no such page")
-        return Response(found.content, media_type=found.kind)
+    def page(request: Request) -> Response:
+        return Response(html.content, media_type=html.kind)
 
     async def about(request: Request) -> Response:
         return JSONResponse(explorer.about())
@@ -97,32 +100,36 @@ def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
     async def save(request: Request) -> Response:
         return JSONResponse(explorer.save())
 
-    async def user_error(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)}, 400)
+    routes = [
+        Route("/", page),
+        Route("/api/about", about),
+        Route("/api/points", points),
+        Route("/api/image/{row}", image),
+        Route("/api/neighbours/{row}", neighbours),
+        Route("/api/export/{kind}", download),
+        Route("/api/mark", mark, methods=["POST"]),
+        Route("/api/note", note, methods=["POST"]),
+        Route("/api/cluster", cluster, methods=["POST"]),
+        Route("/api/undo", undo, methods=["POST"]),
+        Route("/api/redo", redo, methods=["POST"]),
+        Route("/api/save", save, methods=["POST"]),
+    ]
+    return guarded_app(routes, token, {UserError: 400})
 
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return JSONResponse({"error": error.detail}, error.status_code)
 
-    app = Starlette(
-        routes=[
-            Route("/", file),
-            Route("/static/{name}", file),
-            Route("/api/about", about),
-            Route("/api/points", points),
-            Route("/api/image/{row}", image),
-            Route("/api/neighbours/{row}", neighbours),
-            Route("/api/export/{kind}", download),
-            Route("/api/mark", mark, methods=["POST"]),
-            Route("/api/note", note, methods=["POST"]),
-            Route("/api/cluster", cluster, methods=["POST"]),
-            Route("/api/undo", undo, methods=["POST"]),
-            Route("/api/redo", redo, methods=["POST"]),
-            Route("/api/save", save, methods=["POST"]),
-        ],
-        exception_handlers={UserError: user_error, HTTPException: http_error},
-    )
-    return Guard(app, token)
+@contextmanager
+def open_explorer(
+    folder: Path, keep: Path | None = None, port: int = 0
+) -> Iterator[tuple[Explorer, LocalPage]]:
+    """Open a folder and a port until the end. One process at a time explores a folder, so that
+    edits of two are not mixed."""
+    check_folder(folder)
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen(port))
+        lock = lock_folder(folder, f"{folder} is being explored")
+        stack.callback(os.close, lock)
+        explorer = Explorer(folder, keep)
+        yield explorer, local_page(listening, lambda token: explorer_app(explorer, token))
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -172,11 +179,11 @@ def _note(body: dict[str, Any]) -> str:
 
 def _setting(body: dict[str, Any], explorer: Explorer) -> tuple[int, float, int]:
     label, eps, min_samples = (body.get(name) for name in ("label", "eps", "min_samples"))
-    if type(label) is not int or not 0 <= label < len(explorer.tunings):
-        raise UserError(f"label: give a class from 0 to {len(explorer.tunings) - 1}")
+    if type(label) is not int or not 0 <= label < len(explorer.sliders):
+        raise UserError(f"label: give a class from 0 to {len(explorer.sliders) - 1}")
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps <= MAX_EPS:
         raise UserError(f"eps: give a number above 0, at most {MAX_EPS:,}")
-    most = explorer.tunings[label].max_min_samples
+    most = explorer.sliders[label].max_min_samples
     if type(min_samples) is not int or not 1 <= min_samples <= most:
         raise UserError(f"min_samples: give a whole number from 1 to {most}")
     return label, float(eps), min_samples

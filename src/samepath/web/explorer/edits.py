@@ -1,4 +1,4 @@
-"""What a person changed in a keep-list, with undo and redo, safe from crashes.
+"""Edits of a keep-list by hand, with undo and redo, safe from crashes.
 
 In: a keep-list, and edits to its rows. Out: the columns as they stand. Guaranteed: every edit is on
 disk, in a journal beside the keep-list, before it counts; opened again, the columns and the history
@@ -43,11 +43,11 @@ class Edit:
     """New values of some rows."""
 
     title: str
-    """What it did, as in "undo: drop 12 examples"."""
+    """Words for it, as in "undo: drop 12 examples"."""
     rows: NDArray[np.int64]
     after: Columns
     setting: tuple[int, float, int] | None = None
-    """Of clusters: the class, eps and min_samples."""
+    """The class, eps and min_samples of an edit that clusters again."""
 
     def as_line(self) -> str:
         values = {name: column.tolist() for name, column in self.after._asdict().items()}
@@ -94,7 +94,7 @@ def columns_of(keep_list: KeepList) -> Columns:
 
 
 def journal_of(keep: Path, folder: Path) -> Path:
-    """Where unsaved edits of a keep-list are: in the folder that is explored."""
+    """The file of unsaved edits of a keep-list, in the folder that is explored."""
     return folder / f"{keep.name}.edits"
 
 
@@ -107,9 +107,9 @@ class Edits:
         self.columns = columns_of(keep_list)
         self.journal = journal
         self.set_aside: Path | None = None
-        """Where edits of an older file of the same name are now."""
+        """The file to which edits of an older keep-list of the same name were moved."""
         self.version = 0
-        """Grows with every change: a page that has another one is behind."""
+        """A number that grows with every change: a page that has another one is behind."""
         self._done: list[tuple[Edit, Columns]] = []
         self._undone: list[Edit] = []
         self._saved_at: Edit | None = None
@@ -126,7 +126,7 @@ class Edits:
 
     @property
     def is_saved(self) -> bool:
-        """The columns are those of a file: the one opened, or the last one saved."""
+        """True if the columns are those of a file: the one opened, or the last one saved."""
         return (self._done[-1][0] if self._done else None) is self._saved_at
 
     @property
@@ -145,16 +145,16 @@ class Edits:
         self._undone.clear()
 
     def undo(self) -> NDArray[np.int64]:
-        """Take the last edit back; the rows it changed."""
+        """Undo the last edit; returns the rows it changed."""
         if not self._done:
             raise UserError("there is nothing to undo")
         self._write('{"undo": 1}')
         return self._undo()
 
     def redo(self) -> NDArray[np.int64]:
-        """Do again what was undone last; the rows it changed."""
+        """Redo what was undone last; returns the rows it changed."""
         if not self._undone:
-            raise UserError("there is nothing to do again")
+            raise UserError("there is nothing to redo")
         self._write('{"redo": 1}')
         return self._redo()
 
@@ -185,7 +185,7 @@ class Edits:
     # ---- the journal
 
     def _write(self, line: str) -> None:
-        """One more line, on disk when this returns; all of it or nothing."""
+        """Add a line to the journal: on disk when this returns, all of it or nothing."""
         begun = self.journal.exists()
         try:
             with self.journal.open("ab") as file:
@@ -250,7 +250,7 @@ class Edits:
             raise ValueError("no such entry")
 
     def _forget(self) -> None:
-        """All of it is in a keep-list: that one is to be opened, and this one as it was written."""
+        """Remove a journal whose edits are all in a saved keep-list; this one is shown unedited."""
         while self._done:
             self._undo()
         self._undone.clear()

@@ -1,4 +1,4 @@
-"""What leaves the explorer: a table for other tools, or one page to send to somebody.
+"""Exports of the explorer: a table for other tools, or one page that can be sent to others.
 
 In: an explorer as it stands, edits and all. Out: the bytes of a CSV, parquet or HTML file.
 Guaranteed: the page needs no server and no network, and runs no script but its own.
@@ -20,7 +20,7 @@ import numpy as np
 
 from samepath.errors import UserError
 from samepath.files import write_atomically
-from samepath.web.explorer.state import Explorer
+from samepath.web.explorer.explorer import Explorer
 from samepath.web.guard import static_folder
 
 KINDS = ("html", "csv", "parquet")
@@ -29,7 +29,7 @@ NO_PYARROW = "parquet files need pyarrow: pip install 'samepath[parquet]'"
 
 
 def export(explorer: Explorer, kind: str) -> bytes:
-    """The file of a kind."""
+    """Make the content of a file: html, csv or parquet."""
     if kind == "csv":
         return csv_table(explorer)
     if kind == "parquet":
@@ -52,7 +52,7 @@ def write_export(explorer: Explorer, out: Path) -> None:
 
 
 def columns(explorer: Explorer) -> dict[str, list[Any]]:
-    """All that is known of each example; None where it is not."""
+    """Columns with all that is known of each example; None where it is not."""
     folder, now, number = explorer.folder, explorer.edits.columns, len(explorer.folder)
     names = folder.class_names
     unknown = [None] * number
@@ -123,7 +123,7 @@ MODULES = (
     "gallery.js",
     "page.js",
 )
-"""In an order in which each needs only those before it."""
+"""Scripts of the page, in an order in which each needs only those before it."""
 
 
 def page(explorer: Explorer) -> str:
@@ -163,7 +163,7 @@ def page(explorer: Explorer) -> str:
 
 
 def _as_part(module: str) -> str:
-    """A module as a part of one script: what others of them gave it is already there."""
+    """Make a module a part of one script: what it imports is already there."""
     module = re.sub(r"^import [^;]*;\n", "", module, flags=re.M)
     return re.sub(r"^export ", "", module, flags=re.M)
 

@@ -10,7 +10,7 @@ const NUM_OPEN = 12;
 
 export function galleryPanel(model, source, act) {
   const box = find("gallery");
-  const numShown = new Map(); // by class, as far as somebody asked for more
+  const numShown = new Map(); // by class, as far as the user asked for more
   const closed = new Map();
   let isStale = true;
 

@@ -56,7 +56,7 @@ async function start() {
     topBar(model, source, act);
     selectionBar(model, act);
     if (model.about.set_aside) {
-      say(`The keep-list is another than before; edits of the old one are in ${model.about.set_aside}`);
+      say(`The keep-list has changed since it was edited; the earlier edits are in ${model.about.set_aside}`);
     }
   }
   keys(model, act, view);
@@ -92,18 +92,18 @@ function actions(model, source) {
     mark: (rows, kept, note) => {
       if (source.isCopy || !rows.length) return null;
       return change("mark", { rows, kept, note: note || null }, (answer) =>
-        `${kept ? "Kept" : "Dropped"} ${examples(answer.rows.length)}. z takes it back.`);
+        `${kept ? "Kept" : "Dropped"} ${examples(answer.rows.length)}. z undoes it.`);
     },
     note: (rows, note) => change("note", { rows, note }, () => (note ? "Noted." : "Note removed.")),
     undo: () => {
       const { undo } = model.state;
       return change("undo", {}, () => `Undone: ${undo || "clusters"}`);
     },
-    redo: () => change("redo", {}, (answer) => `Done again: ${answer.undo}`),
+    redo: () => change("redo", {}, (answer) => `Redone: ${answer.undo}`),
     select: (rows, isLess) => {
       const chosen = new Set(model.selected);
       for (const row of rows) (isLess ? chosen.delete(row) : chosen.add(row));
-      if (!rows.length) say("There is no point inside.");
+      if (!rows.length) say("There are no points in the selection.");
       model.select(chosen);
     },
     save: async () => {
@@ -131,7 +131,7 @@ function topBar(model, source, act) {
     find("undo").disabled = !undo;
     find("undo").title = undo ? `Undo: ${undo} (z)` : "Nothing to undo";
     find("redo").disabled = !redo;
-    find("redo").title = redo ? `Do again: ${redo} (Shift+z)` : "Nothing to do again";
+    find("redo").title = redo ? `Redo: ${redo} (Shift+z)` : "Nothing to redo";
     find("status").textContent = !isSaved ? `${number} edit${number === 1 ? "" : "s"}, not saved yet`
       : file ? `saved as ${file}` : model.about.keep;
     find("status").classList.toggle("unsaved", !isSaved);

@@ -151,7 +151,7 @@ export function keyPanel(model) {
     if (model.colourBy === "kept") {
       box.replaceChildren(entry(keptColour(1), "kept"), entry(keptColour(0), "dropped", true));
     } else if (model.colourBy === "cluster") {
-      box.replaceChildren(...forms, entry(neutral(), "noise", true), "a colour is a cluster");
+      box.replaceChildren(...forms, entry(neutral(), "noise", true), "coloured by cluster");
     } else if (model.colourBy === "loss" || model.colourBy === "doubt") {
       const values = model.colourBy === "loss" ? model.losses : model.doubts;
       const middle = values[values.length >> 1];
@@ -161,7 +161,7 @@ export function keyPanel(model) {
         el("span", {}, `${model.colourBy} ${short(values[0])}`), ramp,
         el("span", {}, `${short(values.at(-1))} (middle ${short(middle)})`)));
     } else {
-      box.replaceChildren(...forms, "a colour is a class");
+      box.replaceChildren(...forms, "coloured by class");
     }
   };
   model.on("look theme", draw);

@@ -113,8 +113,8 @@ export function pointPanel(model, source, act) {
       act.near([]);
       box.replaceChildren(el("div", { class: "empty" },
         el("p", { class: "lead" }, "Point at the map to see an example."),
-        el("p", {}, source.isCopy ? "Click one to hold it here."
-          : "Click one to hold it here, with its nearest neighbours. Draw around many with the lasso, then keep or drop them.")));
+        el("p", {}, source.isCopy ? "Click one to pin it here."
+          : "Click one to pin it here, with its nearest neighbours. Draw around many with the lasso, then keep or drop them.")));
       return;
     }
     const noteWas = model.notes.get(row) || "";
@@ -138,7 +138,7 @@ export function pointPanel(model, source, act) {
       model.about.picture && el("div", { class: "frame large" }, source.picture(row, altOf(model, row))),
       el("div", { class: "head" }, verdict(model, row), el("button", { type: "button",
         class: "link", onclick: () => act.centre(row), title: "Show it on the map" }, "locate"),
-        el("button", { type: "button", class: "link", title: "Let go of it (Esc)",
+        el("button", { type: "button", class: "link", title: "Release it (Esc)",
                        onclick: () => model.pin(-1) }, "close")),
       buttons, facts(model, row), note, near].filter(Boolean));
     if (!old && near) neighbours(row, list);

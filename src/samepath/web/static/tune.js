@@ -45,7 +45,7 @@ export function tunePanel(model, source) {
     }
     find("tune-result").textContent =
       `${whole(clusters.size)} cluster${clusters.size === 1 ? "" : "s"}; ` +
-      `${whole(noise)} in none: noise`;
+      `${whole(noise)} noise point${noise === 1 ? "" : "s"}`;
   };
   const words = () => {
     find("eps-value").textContent = short(setting().eps);

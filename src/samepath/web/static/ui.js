@@ -4,7 +4,7 @@ import { el, find } from "./dom.js";
 import { isDark } from "./palette.js";
 import { Overview } from "./ui_overview.js";
 import { RunPage } from "./ui_run.js";
-import { ThingPage } from "./ui_thing.js";
+import { ItemPage } from "./ui_item.js";
 
 const LIVE_MS = 1000;
 const QUIET_MS = 2000;
@@ -44,7 +44,7 @@ async function ask(address) {
 function choose() {
   const [, kind, ids] = location.hash.split("/");
   page = kind === "run" && ids ? new RunPage(ids.split(","), state, go)
-    : kind === "thing" && ids ? new ThingPage(ids, state, go) : new Overview(state, go);
+    : kind === "item" && ids ? new ItemPage(ids, state, go) : new Overview(state, go);
   has = {};
   find("view").replaceChildren(page.element);
   window.scrollTo(0, 0);
@@ -61,15 +61,15 @@ async function refresh() {
   const addresses = ["/api/overview", ...(shown.address ? [shown.address] : [])];
   try {
     const answers = await Promise.all(addresses.map(ask));
-    if (mine !== turn) return; // somebody has gone on to another page meanwhile
+    if (mine !== turn) return; // another page has been opened meanwhile
     has = Object.fromEntries(addresses.map((address, k) => [address, answers[k][1]]));
     const [overview, own] = answers.map(([answer]) => answer);
     if (!shown.element.isConnected) find("view").replaceChildren(shown.element);
     if (overview) {
-      const isLive = (thing) => thing.is_live && thing.kind === "run";
-      state.numLive = overview.things.filter(isLive).length;
+      const isLive = (item) => item.is_live && item.kind === "run";
+      state.numLive = overview.items.filter(isLive).length;
       if (shown instanceof Overview) shown.show(overview);
-      shown.showOthers?.(overview.things);
+      shown.showOthers?.(overview.items);
     }
     if (own) shown.show(own);
     find("status").textContent = state.numLive ? `${state.numLive} running` : "";
@@ -86,7 +86,7 @@ async function refresh() {
     if (!error.isGone) {
       find("view").replaceChildren(el("div", { class: "empty" },
         el("p", { class: "lead" }, error.message),
-        el("p", {}, el("a", { href: "#/" }, "To the overview"))));
+        el("p", {}, el("a", { href: "#/" }, "Back to the overview"))));
     }
     document.body.classList.add("ready");
     has = {};

@@ -1,52 +1,56 @@
-// A chart of curves over steps or time: axes, bands, lines, a cursor that reads values off, and a
-// stretch that can be dragged over to look closer. In SVG, so that it is sharp on any screen.
+// A chart of curves over steps or time: bands, lines, a cursor that reads values off, and a stretch
+// that can be dragged over to look closer. uPlot (vendor/) draws; this module says what is drawn,
+// where the axes end, and the words.
 
 import { el, short, whole } from "./dom.js";
-import { label, shape, ticks } from "./ui_svg.js";
 import { duration, figure } from "./ui_words.js";
 
-const EDGE = { left: 54, right: 12, top: 10, bottom: 26 };
+const { uPlot } = window; // a plain script, which the page loads before its modules
 const DRAG = 8; // pixels: less is a click
 const MOST_DOTS = 60;
-let numCharts = 0;
+const VEIL = "38"; // of a band's colour: 22% opaque
+const WHOLE_STEPS = Array.from({ length: 12 }, (_, k) => [1, 2, 5].map((part) => part * 10 ** k)).flat();
 
-const nearest = (values, x, isThere = () => true) => values.reduce((best, value, i) =>
-  (isThere(i) && (best < 0 || Math.abs(value - x) < Math.abs(values[best] - x)) ? i : best), -1);
+/** A number with one digit that is not 0, such as 0.03: where uPlot begins to count on a log axis. */
+const rounded = (value, way) => {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return Number((way(value / power) * power).toPrecision(2));
+};
+
+const nearest = (values, x) => values.reduce((best, value, i) =>
+  (best < 0 || Math.abs(value - x) < Math.abs(values[best] - x) ? i : best), -1);
 
 export class Chart {
   /** `onZoom(from, to)` is told which steps were dragged over; without arguments: all again. */
   constructor(title, onZoom) {
-    Object.assign(this, { title, onZoom, lines: [], cursor: null });
-    this.clip = `clip${++numCharts}`;
+    Object.assign(this, { title, onZoom, lines: [], uplot: null, cursor: null });
     this.lasts = el("p", { class: "lasts" });
     this.readout = el("div", { class: "readout", hidden: true });
-    this.svg = shape("svg", { class: "plot", role: "img", tabindex: "0" });
-    this.box = el("div", { class: "plot-box" }, this.svg, this.readout);
+    this.none = el("p", { class: "no-values", hidden: true });
+    this.plot = el("div", { class: "plot", role: "img", tabindex: "0", onblur: () => this.point(null),
+                            onkeydown: (event) => this.key(event) });
+    this.box = el("div", { class: "plot-box" }, this.plot, this.none, this.readout);
     this.element = el("figure", { class: "chart" },
                       el("figcaption", {}, el("h3", {}, title), this.lasts), this.box);
     new ResizeObserver(() => this.draw()).observe(this.box);
-    this.listen();
   }
 
   /** `lines`: {name, colour, width, dot, curve, isDots, isInterval}, the last on top. A curve has
    *  step, time and value, and maybe low and high. */
   set(lines, { isLog, isTime }) {
     Object.assign(this, { lines, isLog, isTime });
+    this.measure();
+    this.none.hidden = !this.isEmpty;
+    this.none.textContent = isLog ? "no value above 0" : "no values yet";
+    this.plot.setAttribute("aria-label", this.summary());
+    this.plot.dataset.points = lines.map(({ curve }) => curve.value.length).join(" ");
+    this.showLast();
     this.draw();
   }
 
   xs(curve) { return this.isTime ? curve.time : curve.step; }
 
   usable(value) { return value !== null && value !== undefined && (!this.isLog || value > 0); }
-
-  draw() {
-    const [width, height] = [this.box.clientWidth, this.box.clientHeight];
-    if (!width || !height) return;
-    Object.assign(this, { width, height });
-    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.measure();
-    this.paint();
-  }
 
   /** What the axes go from and to. */
   measure() {
@@ -64,102 +68,106 @@ export class Chart {
     if (this.lines.some((line) => line.isInterval) && y1 > 0) y1 *= this.isLog ? 4 : 1.6;
     this.isEmpty = !(y1 >= y0);
     if (this.isEmpty) [x0, x1, y0, y1] = [0, 1, 0.1, 1];
-    if (x0 === x1) x1 = x0 + 1;
     const room = y0 === y1 ? Math.abs(y0) / 2 || 1 : 0.04 * (y1 - y0);
-    if (this.isLog) [y0, y1] = y0 === y1 ? [y0 / 2, y1 * 2] : [y0 / 1.1, y1 * 1.1];
-    else [y0, y1] = [y0 - room, y1 + room];
-    Object.assign(this, { x0, x1, y0, y1 });
+    this.xEnds = [x0, x0 === x1 ? x0 + 1 : x1];
+    const space = y0 === y1 ? 2 : 1.1;
+    this.yEnds = this.isLog ? [rounded(y0 / space, Math.floor), rounded(y1 * space, Math.ceil)]
+      : [y0 - room, y1 + room];
   }
 
-  get inner() {
-    return [this.width - EDGE.left - EDGE.right, this.height - EDGE.top - EDGE.bottom];
-  }
+  // ---- drawing
 
-  left(x) { return EDGE.left + ((x - this.x0) / (this.x1 - this.x0)) * this.inner[0]; }
-
-  top(y) {
-    const way = this.isLog ? Math.log : (value) => value;
-    const part = (way(y) - way(this.y0)) / (way(this.y1) - way(this.y0));
-    return EDGE.top + (1 - Math.max(-0.5, Math.min(1.5, part))) * this.inner[1];
-  }
-
-  at(x, y) { return `${this.left(x).toFixed(1)} ${this.top(y).toFixed(1)}`; }
-
-  paint() {
-    const cut = shape("clipPath", { id: this.clip });
-    const [width, height] = this.inner.map((size) => Math.max(0, size + 12));
-    cut.append(shape("rect", { x: EDGE.left - 6, y: EDGE.top - 6, width, height }));
-    const drawn = shape("g", { "clip-path": `url(#${this.clip})` });
-    drawn.append(...this.lines.filter(({ curve }) => curve.high).map((line) => this.band(line)),
-                 ...this.lines.flatMap((line) => this.line(line)));
-    this.mark = shape("g");
-    this.svg.replaceChildren(...this.axes(), cut, drawn, this.mark);
-    if (this.isEmpty) {
-      const words = this.isLog ? "no value above 0" : "no values yet";
-      this.svg.append(label(words, this.width / 2, this.height / 2, "middle"));
+  draw() {
+    if (!this.box.isConnected) { // its page is gone: uPlot listens to the window
+      this.uplot?.destroy();
+      Object.assign(this, { uplot: null, look: "" });
     }
-    this.svg.setAttribute("aria-label", this.summary());
-    this.showLast();
-    this.point(this.cursor);
+    const [width, height] = [this.box.clientWidth, this.box.clientHeight];
+    if (!width || !height || !this.lines.length) return;
+    const style = getComputedStyle(document.documentElement);
+    const colours = Object.fromEntries(["quiet", "line", "strong-line", "panel"].map((name) =>
+      [name, style.getPropertyValue(`--${name}`).trim()]));
+    const how = this.lines.map(({ curve, ...line }) => [line, Boolean(curve.high)]);
+    const look = JSON.stringify([how, colours, this.isLog, this.isTime]);
+    if (look === this.look) {
+      const isSame = this.uplot.width === width && this.uplot.height === height;
+      if (!isSame) this.uplot.setSize({ width, height });
+      this.uplot.setData(this.data());
+    } else {
+      this.uplot?.destroy();
+      this.look = look;
+      this.uplot = new uPlot({ width, height, ...this.options(colours) }, this.data(), this.plot);
+    }
   }
 
-  axes() {
-    const [right, floor] = [this.width - EDGE.right, this.height - EDGE.bottom];
-    const across = (y, kind) => shape("line", { x1: EDGE.left, x2: right, y1: y, y2: y, class: kind });
-    const parts = [across(floor, "axis")];
-    for (const y of ticks(this.y0, this.y1, this.height / 44, this.isLog)) {
-      const at = this.top(y);
-      parts.push(across(at, "grid"), label(short(y), EDGE.left - 6, at + 4, "end"));
-    }
-    for (const x of ticks(this.x0, this.x1, this.width / 90, false)) {
-      const at = this.left(x);
-      const words = this.isTime ? duration(x) : whole(x);
-      parts.push(shape("line", { x1: at, x2: at, y1: floor, y2: floor + 4, class: "axis" }),
-                 label(words, Math.min(at, this.width - 22), this.height - 8, "middle"));
-    }
-    return parts;
-  }
+  get banded() { return this.lines.filter(({ curve }) => curve.high); }
 
-  line({ curve, colour, name, isDots, width = 1.8, dot = 3.2 }) {
-    const xs = this.xs(curve);
-    let isGap = true;
-    const pieces = curve.value.map((value, i) => {
-      if (!this.usable(value)) {
-        isGap = true;
-        return "";
-      }
-      const way = isGap ? "M" : "L";
-      isGap = false;
-      return way + this.at(xs[i], value);
+  /** Columns for uPlot: places, then high and low of each band, then the values of each line. An
+   *  unknown end of a band is the edge. */
+  data() {
+    const bands = this.banded.map(({ curve }) => {
+      const { value, low, high } = curve;
+      const end = (ends, edge) => value.map((each, i) =>
+        (!this.usable(each) ? null : this.usable(ends[i]) ? ends[i] : edge));
+      return [this.xs(curve), end(high, this.yEnds[1]), end(low, this.yEnds[0])];
     });
-    const path = shape("path", { d: pieces.join(""), stroke: colour, "stroke-width": width,
-                                 class: isDots ? "line dotted" : "line", "data-name": name,
-                                 "data-points": curve.value.length });
-    const last = curve.value.length - 1;
-    const isSeen = (i) => this.usable(curve.value[i]) && (last < MOST_DOTS || i === last);
-    const places = isDots || last === 0 ? xs.map((_, i) => i).filter(isSeen) : [];
-    return [path, ...places.map((i) => this.dot(xs[i], curve.value[i], dot, colour))];
+    const lines = this.lines.map(({ curve }) =>
+      [this.xs(curve), curve.value.map((value) => (this.usable(value) ? value : null))]);
+    return uPlot.join([...bands, ...lines]);
   }
 
-  dot(x, y, r, fill) {
-    return shape("circle", { cx: this.left(x), cy: this.top(y), r, fill, class: "dot" });
+  options(colours) {
+    const { banded, isTime } = this;
+    const axis = { stroke: colours.quiet, font: "11px system-ui, sans-serif", gap: 7 };
+    const edge = { stroke: "transparent", width: 0, points: { show: false, filter: () => null } };
+    const isLine = (k) => k > 2 * banded.length;
+    return {
+      legend: { show: false },
+      padding: [10, 24, 0, 0],
+      scales: { x: { time: false, range: () => this.xEnds },
+                y: { distr: this.isLog ? 3 : 1, range: () => this.yEnds } },
+      axes: [
+        { ...axis, size: 28, space: 90, grid: { show: false }, ...(isTime ? {} : { incrs: WHOLE_STEPS }),
+          values: (_, places) => places.map(isTime ? duration : whole),
+          ticks: { stroke: colours["strong-line"], width: 1, size: 4 },
+          border: { show: true, stroke: colours["strong-line"], width: 1 } },
+        { ...axis, size: 54, space: 36, ticks: { show: false },
+          grid: { stroke: colours.line, width: 1, // a line for each label
+                  filter: (u, ...places) => u.axes[1].filter(u, ...places) },
+          values: (_, places) => places.map((y) => (y === null ? "" : short(y))) },
+      ],
+      series: [{}, ...banded.flatMap(() => [edge, edge]),
+               ...this.lines.map((line) => this.series(line, colours.panel))],
+      bands: banded.map(({ colour }, k) => ({ series: [2 * k + 1, 2 * k + 2], fill: colour + VEIL })),
+      cursor: {
+        y: false,
+        drag: { x: true, y: false, setScale: false, dist: DRAG },
+        hover: { skip: [null, undefined] },
+        points: { size: (_, k) => (isLine(k) ? 9 : 0), width: 1.2, stroke: () => colours.panel,
+                  fill: (_, k) => this.lines[k - 1 - 2 * banded.length]?.colour },
+        move: (u, left, top) =>
+          [left < 0 ? left : u.valToPos(u.data[0][u.posToIdx(left)], "x"), top],
+        bind: { dblclick: () => () => this.onZoom() },
+      },
+      hooks: { ready: [(u) => this.follow(u.over)], setCursor: [(u) => this.read(u)],
+               setSelect: [(u) => this.lookCloser(u)] },
+    };
   }
 
-  /** Between low and high, in pieces where there is no value; an unknown end is the edge. */
-  band({ curve, colour }) {
-    const xs = this.xs(curve);
-    const pieces = [[]];
-    curve.value.forEach((value, i) => {
-      if (this.usable(value)) pieces.at(-1).push(i);
-      else pieces.push([]);
-    });
-    const end = (values, edge) => (i) => this.at(xs[i], this.usable(values[i]) ? values[i] : edge);
-    const outline = (piece) => [...piece.map(end(curve.high, this.y1)),
-                                ...piece.toReversed().map(end(curve.low, this.y0))];
-    const d = pieces.filter((piece) => piece.length)
-      .map((piece) => `M${outline(piece).join("L")}Z`).join("");
-    return shape("path", { d, fill: colour, class: "band" });
+  series({ colour, isDots, width = 1.8, dot = 3.2 }, ground) {
+    const known = (values) => values.map((_, i) => i).filter((i) => this.usable(values[i]));
+    const places = (u, k) => {
+      const found = known(u.data[k]);
+      if (!isDots && found.length > 1) return null;
+      return found.length > MOST_DOTS ? found.slice(-1) : found;
+    };
+    return {
+      stroke: colour, width, dash: isDots ? [5, 3] : [], pxAlign: 0,
+      points: { show: false, filter: places, size: 2 * dot + 1.2, width: 1.2, stroke: ground, fill: colour },
+    };
   }
+
+  // ---- words
 
   /** For those who do not see it. */
   summary() {
@@ -187,75 +195,55 @@ export class Chart {
 
   // ---- the cursor, and looking closer
 
-  /** Show the values at a place on the x axis; null: at none. */
-  point(x) {
-    this.cursor = x;
-    this.mark.replaceChildren();
-    this.readout.hidden = x === null || this.isEmpty;
+  /** Show the values where uPlot's cursor is. */
+  read(u) {
+    const { left, idxs } = u.cursor;
+    const first = u.data.length - this.lines.length;
+    const found = this.lines.map((line, k) => ({ line, x: u.data[0][idxs[first + k]] }))
+      .filter(({ x }) => x !== undefined);
+    this.readout.hidden = left < 0 || !found.length;
+    this.cursor = null;
     if (this.readout.hidden) return;
-    const found = this.lines.map((line) => {
-      const { value } = line.curve;
-      return { line, i: nearest(this.xs(line.curve), x, (k) => value[k] !== null) };
-    }).filter(({ i }) => i >= 0);
-    const place = ({ line, i }) => this.xs(line.curve)[i];
-    const best = found.reduce((a, b) => (Math.abs(place(b) - x) < Math.abs(place(a) - x) ? b : a));
-    const at = this.left(place(best));
-    this.mark.append(shape("line", { x1: at, x2: at, y1: EDGE.top, y2: this.height - EDGE.bottom,
-                                     class: "cursor" }));
-    const step = best.line.curve.step[best.i];
-    const words = this.isTime ? duration(place(best)) : `step ${whole(step)}`;
-    this.readout.replaceChildren(el("strong", {}, words), ...found.map(({ line, i }) => {
+    const at = u.posToVal(left, "x");
+    const { x } = found[nearest(found.map((each) => each.x), at)];
+    this.cursor = x;
+    const words = this.isTime ? duration(x) : `step ${whole(x)}`;
+    this.readout.replaceChildren(el("strong", {}, words), ...found.map(({ line, x: place }) => {
       const { value, low, high } = line.curve;
+      const i = this.xs(line.curve).lastIndexOf(place);
       const isRange = high && (low[i] !== value[i] || high[i] !== value[i]);
       const range = isRange ? ` (${figure(low[i] ?? 0)} to ${figure(high[i]) || "no bound"})` : "";
-      if (this.usable(value[i])) {
-        this.mark.append(this.dot(place({ line, i }), value[i], 4, line.colour));
-      }
       return this.entry(line, figure(value[i]) + range);
     }));
-    this.readout.classList.toggle("at-left", at > this.width / 2);
+    this.readout.classList.toggle("at-left", left > u.over.clientWidth / 2);
   }
 
-  toX(event) {
-    const part = (event.clientX - this.svg.getBoundingClientRect().left - EDGE.left) / this.inner[0];
-    return this.x0 + Math.max(0, Math.min(1, part)) * (this.x1 - this.x0);
+  /** Put the cursor at a place on the x axis; null: away. */
+  point(x) {
+    const left = x === null ? -10 : this.uplot?.valToPos(x, "x");
+    this.uplot?.setCursor({ left, top: left < 0 ? -10 : 0 });
+  }
+
+  /** Follow a finger too: uPlot only listens to a mouse. */
+  follow(over) {
+    over.addEventListener("pointermove", (event) => {
+      const left = event.clientX - over.getBoundingClientRect().left;
+      if (event.pointerType !== "mouse") this.uplot.setCursor({ left, top: 0 });
+    });
+  }
+
+  /** Tell which steps were dragged over. */
+  lookCloser(u) {
+    const { left, width } = u.select;
+    u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    const [from, to] = [left, left + width].map((at) => this.toStep(u.posToVal(at, "x")));
+    if (to > from) this.onZoom(from, to);
   }
 
   /** The step at a place on the x axis. */
   toStep(x) {
     const { curve } = this.lines[0];
     return this.isTime ? curve.step[nearest(curve.time, x)] : Math.round(x);
-  }
-
-  listen() {
-    const { svg } = this;
-    let began = null;
-    const isDrag = (event) => began && Math.abs(event.clientX - began.at) >= DRAG;
-    const leave = () => { if (!began && this.mark) this.point(null); };
-    svg.addEventListener("pointermove", (event) => {
-      if (this.isEmpty || !this.mark) return;
-      this.point(this.toX(event));
-      if (!isDrag(event)) return;
-      const [from, to] = [this.left(began.x), this.left(this.toX(event))];
-      this.mark.append(shape("rect", { x: Math.min(from, to), width: Math.abs(to - from),
-                                       y: EDGE.top, height: this.inner[1], class: "dragged" }));
-    });
-    svg.addEventListener("pointerdown", (event) => {
-      if (event.pointerType !== "mouse" || event.button !== 0 || this.isEmpty) return;
-      began = { at: event.clientX, x: this.toX(event) };
-      svg.setPointerCapture(event.pointerId);
-    });
-    svg.addEventListener("pointerup", (event) => {
-      const ends = isDrag(event) ? [this.toStep(began.x), this.toStep(this.toX(event))] : [];
-      const [from, to] = ends.sort((a, b) => a - b);
-      began = null;
-      if (to > from) this.onZoom(from, to);
-    });
-    svg.addEventListener("pointercancel", () => { began = null; });
-    svg.addEventListener("pointerleave", leave);
-    svg.addEventListener("blur", leave);
-    svg.addEventListener("dblclick", () => this.onZoom());
-    svg.addEventListener("keydown", (event) => this.key(event));
   }
 
   key(event) {

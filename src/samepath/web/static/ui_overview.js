@@ -9,7 +9,7 @@ const GROUPS = [
   ["findings", "Findings", ["advice", "profile", "curvature", "simulation"]],
   ["curations", "Curations", ["curation"]],
 ];
-const STEP = 100; // rows of a group that are shown before somebody asks for more
+const STEP = 100; // rows of a group that are shown before the user asks for more
 const MOST_COMPARED = 12;
 const TRY = ["samepath train digits", "samepath advise digits", "samepath study digits"];
 
@@ -60,26 +60,26 @@ export class Overview {
     this.draw();
   }
 
-  isShown(thing) {
+  isShown(item) {
     const { filter, parts } = this.state;
     const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const { name, recipe, kind, status, title, verdict, digest, strategy } = thing;
+    const { name, recipe, kind, status, title, verdict, digest, strategy } = item;
     const text = [name, recipe, kind, status, title, verdict, digest, strategy].join(" ").toLowerCase();
-    const isPart = kind === "run" && thing.parent;
+    const isPart = kind === "run" && item.parent;
     return words.every((word) => text.includes(word)) &&
-      (!isPart || parts || words.length > 0 || thing.is_live);
+      (!isPart || parts || words.length > 0 || item.is_live);
   }
 
   draw() {
-    const { things, notes } = this.overview;
-    const shown = things.filter((thing) => this.isShown(thing));
+    const { items, notes } = this.overview;
+    const shown = items.filter((item) => this.isShown(item));
     const found = GROUPS.map(([id, name, kinds]) =>
-      [id, name, shown.filter((thing) => kinds.includes(thing.kind))]);
+      [id, name, shown.filter((item) => kinds.includes(item.kind))]);
     this.drawKinds(found);
-    this.parts.hidden = !things.some((thing) => thing.kind === "run" && thing.parent);
+    this.parts.hidden = !items.some((item) => item.kind === "run" && item.parent);
     this.notes.replaceChildren(...notes.map((note) => el("p", { class: "warn" }, note)));
     for (const [id, , inGroup] of found) this.drawGroup(id, inGroup);
-    this.drawEmpty(things.length > 0);
+    this.drawEmpty(items.length > 0);
     this.drawCompare();
   }
 
@@ -111,7 +111,7 @@ export class Overview {
     if (this.empty.hidden || this.emptyDrawn === text) return;
     this.emptyDrawn = text;
     this.empty.replaceChildren(...(isAny
-      ? [el("p", { class: "lead" }, "Nothing like that here."),
+      ? [el("p", { class: "lead" }, "Nothing matches the filter."),
          el("p", {}, "Change the filter to see more.")]
       : [el("p", { class: "lead" }, "Nothing here yet."),
          el("p", {}, `Train something in ${this.overview.place}, and it appears here by itself:`),
@@ -120,7 +120,7 @@ export class Overview {
 
   drawCompare() {
     const { ticked } = this.state;
-    const there = new Set(this.overview.things.map((thing) => thing.id));
+    const there = new Set(this.overview.items.map((item) => item.id));
     for (const id of ticked) if (!there.has(id)) ticked.delete(id);
     const isMany = ticked.size > MOST_COMPARED;
     this.compare.hidden = !ticked.size;

@@ -1,10 +1,29 @@
 // Pieces that several pages share: badges, facts, commands to copy, rows of runs, cards.
 
 import { el, say, short, whole } from "./dom.js";
-import { sparkline } from "./ui_svg.js";
 import { STATUS, ago, duration, figure, joined, known } from "./ui_words.js";
 
-export const linkOf = ({ kind, id }) => (kind === "run" ? `#/run/${id}` : `#/thing/${id}`);
+function shape(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+/** A curve without axes, to be seen at a glance: lighter than a chart for each of many rows. */
+function sparkline(values) {
+  const svg = shape("svg", { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none",
+                             "aria-hidden": "true" });
+  if (values.length < 2) return svg;
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const points = values.map((value, i) => {
+    const [x, y] = [(100 * i) / (values.length - 1), (value - low) / (high - low || 1)];
+    return `${x.toFixed(1)},${(26 - 24 * y).toFixed(1)}`;
+  });
+  svg.append(shape("polyline", { points: points.join(" ") }));
+  return svg;
+}
+
+export const linkOf = ({ kind, id }) => (kind === "run" ? `#/run/${id}` : `#/item/${id}`);
 
 export const back = () =>
   el("p", { class: "crumbs" }, el("a", { href: "#/" }, "\u2190 Overview"));
@@ -85,17 +104,17 @@ export function runRow(run, ticked, onTick) {
 }
 
 /** What a study, finding or curation is about. */
-export const about = (thing) =>
-  joined(thing.recipe, thing.title === thing.kind ? "" : thing.title, ...thing.facts);
+export const about = (item) =>
+  joined(item.recipe, item.title === item.kind ? "" : item.title, ...item.facts);
 
 /** A study, finding or curation in a list. */
-export function card(thing) {
-  return el("li", { class: "card", "data-id": thing.id },
-    el("p", { class: "card-head" }, kindBadge(thing), badge(thing),
-       el("span", { class: "quiet" }, ago(thing.time))),
-    el("p", { class: "card-title" }, el("a", { href: linkOf(thing) }, thing.name)),
-    thing.verdict ? el("p", { class: "card-verdict" }, thing.verdict) : null,
-    el("p", { class: "quiet" }, thing.error || about(thing)));
+export function card(item) {
+  return el("li", { class: "card", "data-id": item.id },
+    el("p", { class: "card-head" }, kindBadge(item), badge(item),
+       el("span", { class: "quiet" }, ago(item.time))),
+    el("p", { class: "card-title" }, el("a", { href: linkOf(item) }, item.name)),
+    item.verdict ? el("p", { class: "card-verdict" }, item.verdict) : null,
+    el("p", { class: "quiet" }, item.error || about(item)));
 }
 
 /** Choices of which one is made. */
@@ -109,12 +128,12 @@ export function segments(label, choices, chosen, choose) {
 }
 
 /** Replace a list's items where they have changed, so that what is in use stays. */
-export function keep(list, things, make) {
+export function keep(list, items, make) {
   const old = list.kept || new Map();
-  list.kept = new Map(things.map((thing) => {
-    const text = JSON.stringify(thing) + ago(thing.time);
-    const same = old.get(thing.id);
-    return [thing.id, same?.text === text ? same : { text, node: make(thing) }];
+  list.kept = new Map(items.map((item) => {
+    const text = JSON.stringify(item) + ago(item.time);
+    const same = old.get(item.id);
+    return [item.id, same?.text === text ? same : { text, node: make(item) }];
   }));
   const nodes = [...list.kept.values()].map(({ node }) => node);
   const isSame = (node, i) => node === list.children[i];

@@ -15,14 +15,14 @@ function made(node) {
   return el("div", { class: isWide ? "scroll" : "scroll narrow" }, element);
 }
 
-export const addressOf = (thing, file) =>
-  `/api/file/${thing.id}/${file.id}/${encodeURIComponent(file.name.split("/").at(-1))}`;
+export const addressOf = (item, file) =>
+  `/api/file/${item.id}/${file.id}/${encodeURIComponent(file.name.split("/").at(-1))}`;
 
 /** Put a report into a box, once for each version of its file. */
-export async function report(box, thing, file) {
+export async function report(box, item, file) {
   if (box.dataset.stamp === String(file.stamp)) return;
   box.dataset.stamp = file.stamp;
-  const response = await fetch(`/api/report/${thing.id}/${file.id}`).catch(() => null);
+  const response = await fetch(`/api/report/${item.id}/${file.id}`).catch(() => null);
   if (!response?.ok) {
     delete box.dataset.stamp;
     say("The report cannot be read.", "error");
@@ -32,10 +32,10 @@ export async function report(box, thing, file) {
   const text = ([, inner]) => inner.filter((part) => typeof part === "string").join("");
   const title = nodes.find(([tag]) => tag === "h1");
   // the verdict stands at the head of the page already
-  const verdict = nodes.findIndex((node) => node[0] === "p" && text(node) === thing.verdict);
+  const verdict = nodes.findIndex((node) => node[0] === "p" && text(node) === item.verdict);
   const shown = nodes.filter((node, i) => node !== title && i !== verdict &&
     !(i === verdict - 1 && node[0] === "h2"));
-  const open = el("a", { href: addressOf(thing, file), target: "_blank", rel: "noopener" },
+  const open = el("a", { href: addressOf(item, file), target: "_blank", rel: "noopener" },
                   "open as its own page");
   const heading = el("strong", {}, title ? text(title) : "Report");
   box.replaceChildren(el("p", { class: "report-head" }, heading, " ", open),

@@ -41,7 +41,7 @@ export class RunPage {
                      el("summary", {}, "Compare with other runs"));
     this.cards = el("ul", { class: "cards" });
     this.findings = el("section", { class: "findings", hidden: true },
-                       el("h2", {}, "Found out about it"), this.cards);
+                       el("h2", {}, "Findings about this run"), this.cards);
     this.below = el("div", { class: "below" });
     this.report = el("div", { class: "reports" });
     this.element = el("div", { class: "page run-page" }, back(), this.head, this.said, controls,
@@ -97,9 +97,9 @@ export class RunPage {
     const [low, high] = [figure(run.noise_low) || "0", figure(run.noise_high) || "no bound"];
     if (noise) noise[1] += ` (${low} to ${high})`;
     const speed = run.examples_per_second;
-    const more = [["a step", duration(run.step_seconds)],
-                  ["examples a second", known(speed) ? whole(Math.round(speed)) : ""],
-                  ["time", duration(run.seconds)]];
+    const more = [["time per step", duration(run.step_seconds)],
+                  ["examples per second", known(speed) ? whole(Math.round(speed)) : ""],
+                  ["total time", duration(run.seconds)]];
     return [...pairs, ...more.filter(([, words]) => words)];
   }
 
@@ -113,7 +113,7 @@ export class RunPage {
       el("span", { class: "swatch", style: { background: colour(k) } }),
       el("a", { href: `#/run/${run.id}` }, run.name),
       known(run.workers) ? ` ${run.workers} worker${run.workers > 1 ? "s" : ""}` : "", badge(run),
-      el("button", { type: "button", class: "link", "aria-label": `Take ${run.name} away`,
+      el("button", { type: "button", class: "link", "aria-label": `Remove ${run.name}`,
                      onclick: () => this.change(this.ids.filter((id) => id !== run.id)) },
          "\u00d7"))));
   }
@@ -147,7 +147,7 @@ export class RunPage {
     this.place(this.folded, names.filter((name) => FOLDED.includes(name)));
     this.more.hidden = !this.folded.children.length;
     this.none.hidden = names.length > 0;
-    this.none.textContent = this.range ? "No step was logged between these two."
+    this.none.textContent = this.range ? "No step was logged in this range."
       : "No metrics yet: they appear with the first step.";
     const isTime = this.state.across === "time";
     for (const [name, chart] of this.charts) {
@@ -202,12 +202,12 @@ export class RunPage {
   }
 
   /** Other runs to tick, and what was found out about this one or its recipe. */
-  showOthers(things) {
-    const runs = things.filter((thing) => thing.kind === "run" && !thing.error);
+  showOthers(items) {
+    const runs = items.filter((item) => item.kind === "run" && !item.error);
     const recipe = runs.find((run) => run.id === this.ids[0])?.recipe;
-    const isAbout = (thing) => thing.parent === this.ids[0] ||
-      (OF_RECIPES.includes(thing.kind) && thing.recipe === recipe);
-    const found = things.filter((thing) => thing.kind !== "run" && isAbout(thing));
+    const isAbout = (item) => item.parent === this.ids[0] ||
+      (OF_RECIPES.includes(item.kind) && item.recipe === recipe);
+    const found = items.filter((item) => item.kind !== "run" && isAbout(item));
     this.findings.hidden = !found.length || this.ids.length > 1;
     keep(this.cards, found, card);
     const text = JSON.stringify(runs.map((run) => [run.id, run.digest]));

@@ -12,8 +12,8 @@ export function settings(runs) {
   const parts = [];
   for (const run of runs) {
     const name = isMany ? `${run.name}: ` : "";
-    if (run.resume) parts.push(el("h2", {}, `${name}To go on`), command(run.resume));
-    if (run.command) parts.push(el("h2", {}, `${name}The command that made it`), command(run.command));
+    if (run.resume) parts.push(el("h2", {}, `${name}To resume`), command(run.resume));
+    if (run.command) parts.push(el("h2", {}, `${name}Command`), command(run.command));
   }
   const ended = runs.filter((run) => run.whole_digest);
   if (ended.length) parts.push(el("h2", {}, "Digest of the final state"));

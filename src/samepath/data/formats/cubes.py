@@ -1,0 +1,322 @@
+"""Cube folders: `cubes.npy` (the voxels, uint8) and `cubes.json` (all else).
+
+In: a LUNA16 folder, a folder of NIfTI files, or an .npz/.npy file; side, millimetres and intensity
+window. Out: a cube folder and a `Report` of what could not be made; or its `Volumes`. Guaranteed: a
+folder is written aside and renamed, so that it is complete or absent, even if several processes
+make the same one; one that was damaged since is refused, by its checksum; what cannot be made is
+listed, not fatal, unless it is everything: then nothing is left behind.
+
+Cubes of a LUNA16 folder with the default settings are made once and kept in `$SAMEPATH_CACHE` or
+`~/.cache/samepath`, by the folder's path, its annotations, the settings and its scan files with
+their sizes. Scans deleted since do no harm; new or changed ones make new cubes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samepath.console import Patience, say
+from samepath.data.formats.cutting import CubeSettings, Failure, Job, Result, cut_cube, window_for
+from samepath.data.formats.images import as_image, centre_of, longest_side_mm
+from samepath.data.formats.listing import Volumes, check_shape
+from samepath.data.formats.numpy_files import map_array, read_arrays
+from samepath.data.formats.scan_folders import ANNOTATIONS, luna_job, luna_settings, nifti_job
+from samepath.data.formats.tables import files_below
+from samepath.errors import UserError
+from samepath.files import (
+    brief,
+    check_text,
+    content_hash,
+    folder_aside,
+    open_plain,
+    read_object,
+    try_lock,
+)
+from samepath.version import __version__
+
+FORMAT = 1
+ABOUT = "cubes.json"
+"""The file that makes a folder a cube folder."""
+_VOXELS = "cubes.npy"
+_WRONG_CONTENT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+_DAMAGED = (*_WRONG_CONTENT, OSError, EOFError, MemoryError, RuntimeError)
+WAIT_SECONDS = 3600.0
+"""How long a process waits for another that makes the same cubes."""
+
+
+# ---- making
+
+
+@dataclass(kw_only=True)
+class Report:
+    """How many cubes were made, and what could not be."""
+
+    num_asked: int
+    num_cubes: int = 0
+    num_flat: int = 0
+    """Cubes with one single value, as when all values lie outside the window."""
+
+    failed: list[dict[str, str]] = field(default_factory=list)
+
+
+def make_cubes(
+    source: Path,
+    out: Path,
+    settings: CubeSettings | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Make a cube folder `out` of a source; `progress(done, total)` is called as it goes."""
+    settings = settings or CubeSettings()
+    source = Path(os.path.expanduser(source))
+    out = Path(os.path.abspath(os.path.expanduser(out)))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out} exists and is not empty; give a new folder, or delete it")
+    if not os.path.exists(source):
+        raise UserError(f"{source}: no such file or folder; give a LUNA16 folder or an .npz file")
+    if (source / ABOUT).exists():
+        raise UserError(f"{source} holds cubes already; use it as it is")
+    if source.is_file():
+        job = _arrays_job(source)
+    elif (source / ANNOTATIONS).exists():
+        job, settings = luna_job(source), luna_settings(settings)
+    else:
+        job = nifti_job(source)
+    about = {"source": str(source.resolve())}
+    report, was_first = run_job(job, out, settings, about, progress)
+    if not was_first:
+        raise UserError(f"--out {out} was filled by another process meanwhile; give a new folder")
+    return report
+
+
+def run_job(
+    job: Job,
+    out: Path,
+    settings: CubeSettings,
+    about: dict[str, Any],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Report, bool]:
+    """Make the cubes; what was made, and False where another process filled `out` first: its cubes
+    stay.
+
+    A cube's side becomes its fact `side_mm`, unless the source gives one and the whole of it was
+    taken.
+    """
+    report = Report(num_asked=len(job.listing))
+    rows: list[int] = []
+    sides: list[float] = []
+    try:
+        with folder_aside(out, shared=True) as aside:
+            with (aside / _VOXELS).open("wb+") as file:
+                _write_header(file, 0, settings.side)
+                progress(0, report.num_asked)
+                for row, result in enumerate(job.results(settings)):
+                    if not isinstance(result, Failure):
+                        report.num_flat += int(result.voxels.min() == result.voxels.max())
+                        file.write(result.voxels.tobytes())
+                        rows.append(row)
+                        sides.append(result.side_mm)
+                    elif result._asdict() not in report.failed[-1:]:  # one scan, several nodules
+                        report.failed.append(result._asdict())
+                    progress(row + 1, report.num_asked)
+                file.seek(0)
+                _write_header(file, len(rows), settings.side)  # as long: it leaves room for digits
+            if not rows:
+                first, *others = (f"{one['name']}: {one['reason']}" for one in report.failed)
+                more = f", and {len(others)} more like it" if others else ""
+                raise UserError(f"no cube could be made of {about['source']} ({first}{more})")
+            report.num_cubes = len(rows)
+            facts = {key: values[rows] for key, values in job.listing.facts.items()}
+            if job.knows_mm and (settings.mm is not None or "side_mm" not in facts):
+                facts["side_mm"] = np.array(sides)
+            split = job.listing.split
+            content = {
+                "format": FORMAT,
+                "samepath": __version__,
+                **about,
+                **asdict(settings),
+                "failed": report.failed,
+                "sha256": content_hash(aside / _VOXELS),
+                "names": [job.listing.names[row] for row in rows],
+                "group": [job.listing.group[row] for row in rows],
+                "split": split and [split[row] for row in rows],
+                "facts": {key: _dump_column(values) for key, values in facts.items()},
+            }
+            (aside / ABOUT).write_text(json.dumps(content, indent=1, allow_nan=False))
+            try:
+                aside.rename(out)
+            except OSError:
+                if (out / ABOUT).exists():
+                    return report, False
+                raise
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
+    return report, True
+
+
+def _write_header(file: IO[bytes], count: int, side: int) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, side, side, side)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _dump_column(array: NDArray[Any]) -> dict[str, Any]:
+    """Facts for JSON, which has no word for NaN and infinity: they become text."""
+    values = [
+        str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in array.tolist()
+    ]
+    return {"dtype": array.dtype.str, "values": values}
+
+
+def _arrays_job(path: Path) -> Job:
+    """One cube of each volume, padded where it is no cube."""
+    volumes = read_arrays(path)
+
+    def results(settings: CubeSettings) -> Iterator[Result]:
+        if settings.mm is not None:
+            raise UserError(f"--mm {settings.mm:g}: {path} knows no millimetres; leave --mm out")
+        window = settings.window or window_for(volumes.cubes)
+        for volume, name in zip(volumes.cubes, volumes.names, strict=True):
+            image = as_image(volume.astype(np.float32))
+            one = settings.filled(longest_side_mm(image), window)  # a voxel counts as one mm
+            yield cut_cube(name, image, centre_of(image), one)
+
+    return Job(listing=volumes, results=results, knows_mm=False)
+
+
+# ---- opening
+
+
+def open_cubes(folder: Path) -> Volumes:
+    """A cube folder, its voxels memory-mapped; its checksum is compared first."""
+    try:
+        content = read_object(folder / ABOUT)
+        if content["format"] != FORMAT:
+            raise UserError(
+                f"{folder} has cube format {brief(content['format'])}, this samepath reads "
+                f"{FORMAT}; make it again with samepath cubes"
+            )
+        if content_hash(folder / _VOXELS) != content["sha256"]:
+            raise ValueError("the checksum differs")
+        with open_plain(folder / _VOXELS) as file:
+            cubes = map_array(file)
+        if cubes.dtype != np.uint8 or cubes.ndim != 4 or not cubes.size:
+            raise ValueError(f"its voxels are {cubes.dtype} of the shape {cubes.shape}")
+        check_shape(cubes.shape[1:], folder)
+        return Volumes(
+            cubes=cubes,
+            names=_texts(content["names"]),
+            group=_texts(content["group"]),
+            facts={key: _load_column(column) for key, column in content["facts"].items()},
+            split=content["split"] and _texts(content["split"]),
+        )
+    except UserError:
+        raise
+    except _DAMAGED as error:
+        raise UserError(
+            f"{folder} is damaged or incomplete ({brief(error)}); delete it and make it again"
+        ) from error
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError("names, groups or splits are not text")
+    check_text(values)
+    return tuple(values)
+
+
+def _load_column(column: dict[str, Any]) -> NDArray[Any]:
+    """What `_dump_column` wrote."""
+    if not (kind := re.fullmatch(r"[<>|=]([biufU])\d+", column["dtype"])):
+        raise ValueError("facts that are neither numbers nor text")
+    if kind[1] == "U":  # as long as they are, whatever the type says
+        return np.array(_texts(column["values"]))
+    return np.array(column["values"], kind[0])
+
+
+# ---- cubes of LUNA16, made once
+
+
+def cached_cubes(folder: Path) -> Volumes:
+    """The cubes of a LUNA16 folder, made or only opened. One process makes them, others that need
+    the same ones wait."""
+    settings = luna_settings(CubeSettings())
+    scans = {
+        file.relative_to(folder).as_posix(): file.stat().st_size
+        for file in files_below(folder, ".mhd", ".raw", ".zraw")
+    }
+    try:
+        annotations = content_hash(folder / ANNOTATIONS)
+        cache = Path(os.environ.get("SAMEPATH_CACHE") or "~/.cache/samepath").expanduser()
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}; set SAMEPATH_CACHE=FOLDER") from error
+    source = str(folder.resolve())
+    key = _short([source, annotations, asdict(settings), FORMAT])
+    exact = cache / f"luna16-{key}-{_short(scans)}"
+    if found := _find_made(exact, key, scans):
+        return open_cubes(found)
+    with _alone(cache / f"luna16-{key}.lock"):
+        if found := _find_made(exact, key, scans):  # while this process waited
+            return open_cubes(found)
+        say(f"making cubes of {folder}, once, into {exact}")
+        about = {"source": source, "scans": scans}
+        report, _ = run_job(luna_job(folder), exact, settings, about)
+    if report.failed:
+        say(_failures_line(report, exact))
+    return open_cubes(exact)
+
+
+def _find_made(exact: Path, key: str, scans: dict[str, int]) -> Path | None:
+    """A cube folder made of these scans, or of these and more."""
+    for made in (exact, *sorted(exact.parent.glob(f"luna16-{key}-*"))):
+        try:
+            known = read_object(made / ABOUT)["scans"]
+            if scans.items() <= known.items():
+                return made
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            if made == exact:
+                return made  # damaged: opening it says so
+    return None
+
+
+def _failures_line(report: Report, folder: Path) -> str:
+    """How many could not be made, the first few by name."""
+    first = "; ".join(f"{one['name']}: {one['reason']}" for one in report.failed[:3])
+    more = f"; and {len(report.failed) - 3} more" if len(report.failed) > 3 else ""
+    missing = report.num_asked - report.num_cubes
+    return (
+        f"{missing} of {report.num_asked} cubes could not be made (all reasons: "
+        f"{folder / ABOUT}): {first}{more}"
+    )
+
+
+def _short(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let one process in at a time, if the file system has locks; else the rename decides."""
+    patience = Patience(WAIT_SECONDS)
+    try:
+        file = lock.open("w")
+    except OSError as error:
+        raise UserError(f"{lock}: {error.strerror}; set SAMEPATH_CACHE=FOLDER") from error
+    with file:
+        while not try_lock(file):
+            patience.pause(f"the process that makes the same cubes and has locked {lock}")
+        yield

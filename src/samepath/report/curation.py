@@ -1,0 +1,525 @@
+"""The reports of a curation, and of the comparison that says whether it helped.
+
+In: a curation folder, or a Comparison. Out: `report.html` with Table I of Gahlot et al. 2020, the
+map, k-distances and examples of what is dropped; or `comparison.html`, `.png` and `.json`.
+Guaranteed: no two classes share colour and marker; a difference is called one only where the seeds
+lie apart, and if they are so few that they often would by chance, the verdict says how often.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from numpy.typing import NDArray
+
+from samepath.curation.cluster import k_distances
+from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Comparison, to_json
+from samepath.curation.folder import read_arrays
+from samepath.curation.keep import REASONS
+from samepath.data.keep_list import KeepList, read_keep_list
+from samepath.engine.state.run_folder import finite
+from samepath.errors import UserError
+from samepath.files import write_atomically
+from samepath.report import style
+from samepath.report.page import Section, write_page
+from samepath.report.study import data_facts, origin_facts
+from samepath.report.study_verdict import metric_better, metric_interval, metric_text
+from samepath.report.words import Rows, listed, number
+from samepath.study.results import Interval
+
+PER_CLASS = 10
+"""Examples of what is dropped, worst first."""
+_TILE = 0.62
+_MOST_CLASSES = 40
+_TITLE = {
+    "dbscan": "DBSCAN of each class on the map",
+    "hdbscan": "HDBSCAN of each class on the map",
+    "grid": "stratified sampling on a grid over the map",
+}
+
+
+def write_curation_report(folder: Path) -> Path:
+    """Draw what a folder holds; the page's path."""
+    about = json.loads((folder / "curation.json").read_text())
+    keep_list = read_keep_list(folder / "keep.csv")
+    try:
+        mapped = read_arrays(folder / "map.safetensors")
+        known = read_arrays(folder / "features.safetensors")
+        file = folder / "images.safetensors"
+        images = read_arrays(file)["images"] if file.exists() else None
+    except ValueError as error:
+        raise UserError(f"{error}; run samepath curate again") from None
+    names, number = about["class_names"], len(keep_list)
+    labels = np.zeros(number, np.int64) if keep_list.labels is None else keep_list.labels
+    name, places = Path(about["recipe"]).stem, mapped["map"]
+    pictures = {part: folder / f"{part}.png" for part in ("map", "classes", "kdistance", "dropped")}
+    draw_map(places, labels, names, pictures["map"], title=f"{name}: {number:,} training examples")
+    title = f"{name}: examples dropped from each class"
+    draw_classes(places, labels, keep_list, names, pictures["classes"], title=title)
+    if about["settings"]["method"] == "grid":
+        pictures["kdistance"].unlink(missing_ok=True)
+    else:
+        considered = keep_list.kept | np.isin(keep_list.reasons, REASONS)
+        out, title = pictures["kdistance"], f"{name}: k-distances and eps"
+        draw_k_distances(places, labels, considered, about["classes"], out, title=title)
+    worst = mapped.get("suspicion", known.get("losses", np.zeros(number)))
+    if images is None or not _draw_dropped(
+        images, labels, names, keep_list, worst, pictures["dropped"]
+    ):
+        pictures["dropped"].unlink(missing_ok=True)
+    page = folder / "report.html"
+    write_page(page, f"{name}: curation", list(_sections(about, pictures)))
+    return page
+
+
+def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Section]:
+    kept, number = about["num_kept"], about["num_examples"]
+    words = (
+        f"{kept:,} of {number:,} training examples are kept; {number - kept:,} are dropped "
+        f"({100 * about['reduction']:.2f}%). The features are those of the layer {about['layer']}."
+    )
+    yield Section(heading="What is kept", words=words, table=reduction_table(about))
+    note = f"{_TITLE[about['settings']['method']]}."
+    yield Section(heading="Classes", table=classes_table(about), note=note)
+    if len(about["rounds"]) > 1:
+        yield Section(heading="Rounds", table=rounds_table(about))
+    yield Section(heading="The map", picture=pictures["map"])
+    yield Section(heading="Examples dropped from each class", picture=pictures["classes"])
+    if pictures["kdistance"].exists():
+        words = (
+            "Distances to the k-th neighbour within the class, ascending, k being min_samples - 1; "
+            "eps is where the curve bends upwards."
+        )
+        yield Section(heading="k-distances", words=words, picture=pictures["kdistance"])
+    if pictures["dropped"].exists():
+        words = f"Up to {PER_CLASS} of each class, the most suspicious first, with their reason."
+        yield Section(heading="Dropped examples", words=words, picture=pictures["dropped"])
+    settings = {**about["settings"], "layer": about["layer"], "network": about["network"]}
+    rows = [[name, str(value)] for name, value in settings.items() if value not in (None, {})]
+    command = ["command", " ".join(about["command"])]
+    yield Section(heading="Settings", table=[["", ""], *rows, command])
+
+
+def reduction_table(about: dict[str, Any]) -> Rows:
+    """As Table I of the paper: the network, and what it leaves."""
+    kept, share = about["num_kept"], 100 * about["num_kept"] / about["num_examples"]
+    left = f"{share:.2f}% or {kept:,} examples ({100 * about['reduction']:.2f}%)"
+    network = Path(about["recipe"]).stem
+    if str(about["network"]).endswith(".py"):
+        network = Path(about["network"]).name
+    head = ["Network used for feature extraction", "Filtered data size (reduction)"]
+    return [head, [network, left]]
+
+
+def classes_table(about: dict[str, Any]) -> Rows:
+    """Per class: before, after, clusters, eps, and how many for each reason."""
+    found = {reason for facts in about["classes"] for reason in facts["reasons"]}
+    reasons = [r for r in REASONS if r in found] + sorted(found - {*REASONS})
+    grid = about["settings"]["method"] == "grid"
+    middle = ["cells"] if grid else ["clusters", "eps"]
+    rows = [["class", "examples", "kept", "dropped", *middle, *reasons]]
+    for facts in about["classes"]:
+        number, kept = facts["num_examples"], facts["num_kept"]
+        clusters = [str(facts["num_clusters"])]
+        if not grid:
+            clusters.append(_eps(facts))
+        counts = [str(facts["reasons"].get(reason, 0)) for reason in reasons]
+        share = f"{100 * (1 - kept / number):.1f}%"
+        rows.append([facts["name"], f"{number:,}", f"{kept:,}", share, *clusters, *counts])
+    total = [sum(f["reasons"].get(reason, 0) for f in about["classes"]) for reason in reasons]
+    number, kept = about["num_examples"], about["num_kept"]
+    share = f"{100 * about['reduction']:.1f}%"
+    rows.append(["all", f"{number:,}", f"{kept:,}", share, *("" for _ in middle), *map(str, total)])
+    return rows
+
+
+def _eps(facts: dict[str, Any]) -> str:
+    if facts["eps"] is None:
+        return f"({facts['eps_from']})"
+    how = "" if facts["eps_from"] == "knee" else f" ({facts['eps_from']})"
+    return f"{facts['eps']:.3g}{how}"
+
+
+def rounds_table(about: dict[str, Any]) -> Rows:
+    rows = [["round", "examples", "kept", "network"]]
+    for facts in about["rounds"]:
+        before, kept = f"{facts['num_examples']:,}", f"{facts['num_kept']:,}"
+        rows.append([str(facts["round"]), before, kept, str(facts["network"])])
+    return rows
+
+
+def _draw_dropped(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    names: Sequence[str],
+    keep_list: KeepList,
+    worst: NDArray[Any],
+    out: Path,
+) -> bool:
+    """A row of pictures for each class that something is dropped of; False if nothing is."""
+    chosen: dict[int, NDArray[np.int64]] = {}
+    for label in range(len(names)):
+        rows = np.flatnonzero((labels == label) & ~keep_list.kept)
+        if len(rows):
+            chosen[label] = rows[np.argsort(-worst[rows], kind="stable")][:PER_CLASS]
+    if not chosen:
+        return False
+    chosen = dict(list(chosen.items())[:_MOST_CLASSES])
+    wide = images.shape[2] / images.shape[1]
+    step, high = _TILE * wide + 0.34, _TILE + 0.42
+    sheet = style.Sheet(1.5 + PER_CLASS * step + 0.1, len(chosen) * high + 0.2)
+    for row, (label, rows) in enumerate(chosen.items()):
+        top = 0.1 + row * high
+        sheet.row_label(1.45, top + _TILE / 2, names[label])
+        for column, example in enumerate(rows.tolist()):
+            left = 1.5 + column * step + 0.17
+            sheet.tile(images[example], left, top, _TILE, wide=wide, white=255.0)
+            middle = left + _TILE * wide / 2
+            words = f"{example}\n{style.clip(keep_list.reasons[example], 15)}"
+            sheet.text(middle, top + _TILE + 0.17, words, fontsize=6.5, color="0.25")
+    sheet.save(out)
+    return True
+
+
+# Okabe and Ito's, Tol's, then what is left: ten that differ by hue and lightness
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9",
+    "#D55E00", "#882255", "#999933", "#332288", "#6E6E6E",
+)  # fmt: skip
+_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")
+REASON_LOOKS = {
+    "noise": ("#111111", "o"),
+    "label error": ("#D00000", "X"),
+    "outlier": ("#E69F00", "D"),
+    "duplicate": ("#8E44AD", "s"),
+    "near-duplicate": ("#8E44AD", "P"),
+    "sampled out": ("#777777", "o"),
+}
+_OTHER_REASON = ("#8C564B", "v")
+_KEPT = "#5B9BD0"
+_OTHERS = "#E6E6E6"
+_PANEL = 2.3
+
+Ints = NDArray[np.int64]
+Places = NDArray[np.float32]
+
+
+def class_looks(number: int) -> list[style.Look]:
+    """A colour and a marker for each of so many classes."""
+    if number <= len(COLOURS):
+        return [style.Look(colour, "o") for colour in COLOURS[:number]]
+    hues = [to_hex(colormaps["turbo"](0.04 + 0.92 * i / (number - 1))) for i in range(number)]
+    return list(map(style.Look, hues, itertools.cycle(_MARKERS)))
+
+
+def _present(labels: Ints, class_names: Sequence[str]) -> list[int]:
+    return [label for label in range(len(class_names)) if (labels == label).any()]
+
+
+def draw_map(
+    places: Places, labels: Ints, class_names: Sequence[str], out: Path, *, title: str
+) -> None:
+    """All examples on the map, by class."""
+    present = _present(labels, class_names)
+    looks = dict(zip(present, class_looks(len(present)), strict=True))
+    columns = max(1, math.ceil(len(present) / 40))
+    figure = style.new_figure(9.6 + 1.2 * (columns - 1), 7.0, title)
+    axes = figure.add_subplot()
+    # in one go and in the data's order: drawn class by class, the last would hide the others
+    for marker in dict.fromkeys(look.marker for look in looks.values()):
+        mine = np.isin(labels, [label for label in present if looks[label].marker == marker])
+        colours = [looks[int(label)].colour for label in labels[mine]]
+        _points(axes, places[mine], colours, _size(len(places)), marker, alpha=0.75)
+    _plain(axes, places)
+    handles = []
+    for label, look in looks.items():
+        words = f"{class_names[label]} ({int((labels == label).sum()):,})"
+        handles.append(style.point_key(words, look.marker, color=look.colour, markersize=7))
+    style.finish(figure, handles, out)
+
+
+def draw_classes(
+    places: Places,
+    labels: Ints,
+    keep_list: KeepList,
+    class_names: Sequence[str],
+    out: Path,
+    *,
+    title: str,
+) -> None:
+    """A panel for each class: what is kept and, by reason, what is dropped; the others behind."""
+    present = _present(labels, class_names)
+    columns = min(5, len(present))
+    rows = math.ceil(len(present) / columns)
+    width, height = max(columns * _PANEL + 2.4, 7.0), rows * (_PANEL + 0.35) + 0.6
+    figure = style.new_figure(width, height, title)
+    reasons = np.array([style.clip(reason, 40) for reason in keep_list.reasons], dtype=object)
+    dropped = ~keep_list.kept
+    shown: list[str] = []
+    for place, label in enumerate(present):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        mine = labels == label
+        size = 0.35 * _size(len(places) // 2)
+        _points(axes, places[~mine], _OTHERS, 0.6 * size, "o", alpha=1.0)
+        _points(axes, places[mine & ~dropped], _KEPT, size, "o", alpha=0.8)
+        for reason in _ordered(reasons[mine & dropped]):
+            colour, marker = REASON_LOOKS.get(reason, _OTHER_REASON)
+            some = mine & dropped & (reasons == reason)
+            bigger = max(size, 2.5) * (1.5 if reason in ("noise", "sampled out") else 5.0)
+            _points(axes, places[some], colour, bigger, marker, alpha=0.95)
+            shown += [] if reason in shown else [reason]
+        _plain(axes, places)
+        number, kept = int(mine.sum()), int((mine & ~dropped).sum())
+        share = f"{kept:,} of {number:,} ({100 * (1 - kept / number):.1f}% dropped)"
+        heading = f"{style.clip(class_names[label], 24)}\n{share}"
+        axes.set_title(heading, fontsize=8.5, loc="left", parse_math=False)
+    looks = [("kept", _KEPT, "o"), ("other classes", _OTHERS, "o")]
+    looks += [(reason, *REASON_LOOKS.get(reason, _OTHER_REASON)) for reason in _ordered(shown)]
+    keys = [style.point_key(name, marker, color=c, markersize=7) for name, c, marker in looks]
+    style.finish(figure, keys, out)
+
+
+def draw_k_distances(
+    places: Places,
+    labels: Ints,
+    considered: NDArray[np.bool_],
+    classes: Sequence[dict[str, Any]],
+    out: Path,
+    *,
+    title: str,
+) -> None:
+    """The sorted k-distances of each class, and the eps that was chosen on it."""
+    drawn = [facts for facts in classes if facts["eps"] is not None]
+    figure = style.new_figure(9.6, 5.6, title)
+    axes = figure.add_subplot()
+    handles, highest = [], 0.0
+    for facts, (colour, marker, _) in zip(drawn, class_looks(len(drawn)), strict=True):
+        mine = considered & (labels == (facts["label"] or 0))
+        curve = k_distances(places[mine], facts["min_samples"] - 1)
+        share = np.arange(1, len(curve) + 1) / len(curve)
+        axes.plot(100 * share, curve, color=colour, linewidth=1.3)
+        at = float(np.searchsorted(curve, facts["eps"], side="right") / len(curve))
+        how: dict[str, Any] = {"markersize": 8, "markeredgecolor": "white"}
+        axes.plot([100 * at], [facts["eps"]], marker, color=colour, zorder=3, **how)
+        highest = max(highest, facts["eps"])
+        words = f"{facts['name']}: eps {facts['eps']:.3g}"
+        if facts["eps_from"] != "knee":
+            words += f" ({facts['eps_from']})"
+        handles.append(style.key(words, color=colour, marker=marker, markersize=6))
+    axes.set_ylim(0, 4 * highest or 1.0)
+    axes.set_xlim(0, 101)
+    axes.set_xlabel("share of the class's points (%)")
+    axes.set_ylabel("distance to the k-th neighbour on the map")
+    note = "points to the right of a mark are not core points; curves are cut at the top"
+    axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=8.5, color="0.35")
+    style.tidy(axes)
+    style.finish(figure, handles, out)
+
+
+def _ordered(reasons: Sequence[str] | NDArray[Any]) -> list[str]:
+    """Reasons, the most frequent kinds first drawn, so that marks of the rare lie on top."""
+    order = ["sampled out", "noise", "duplicate", "near-duplicate", "outlier", "label error"]
+    found = set(reasons)
+    return sorted(found - {*order}) + [reason for reason in order if reason in found]
+
+
+def _points(
+    axes: Axes, places: Places, colour: str | list[str], size: float, marker: str, *, alpha: float
+) -> None:
+    """Points as a picture: fifty thousand take no longer to open than five."""
+    if len(places):
+        how: dict[str, Any] = {"alpha": alpha, "linewidths": 0, "rasterized": True}
+        axes.scatter(places[:, 0], places[:, 1], c=colour, s=size, marker=marker, **how)
+
+
+def _size(number: int) -> float:
+    """The area of a point, in square points, with which so many neither vanish nor fill the map."""
+    return float(np.clip(12_000 / max(number, 1), 1.5, 14.0))
+
+
+def _plain(axes: Axes, places: Places) -> None:
+    """No numbers: t-SNE's coordinates have no meaning. The same extent everywhere."""
+    low, high = places.min(0), places.max(0)
+    room = 0.03 * np.maximum(high - low, 1e-6)
+    axes.set_xlim(float(low[0] - room[0]), float(high[0] + room[0]))
+    axes.set_ylim(float(low[1] - room[1]), float(high[1] + room[1]))
+    axes.set(xticks=[], yticks=[], aspect="equal")
+    axes.spines[:].set(color="0.8")
+
+
+CHANCE = 0.05
+_VARIANT_LOOKS = {
+    FULL: style.Look("#0072B2", "o"),
+    FILTERED: style.Look("#D55E00", "s"),
+    RANDOM: style.Look("#7F7F7F", "^"),
+}
+_CALLED = {
+    FULL: "all examples",
+    FILTERED: "filtered",
+    RANDOM: "as many, kept at random",
+}
+
+
+def finish_comparison(comparison: Comparison, folder: Path) -> tuple[Comparison, Path]:
+    """Write everything; the comparison with its verdict, and the page's path."""
+    comparison = replace(comparison, verdict=verdict(comparison))
+    content = json.dumps(finite(to_json(comparison)), indent=1)
+    write_atomically(folder / "comparison.json", content + "\n")
+    page = folder / "comparison.html"
+    title = f"{Path(comparison.recipe).stem}: did curation help?"
+    write_page(page, title, list(_comparison_sections(comparison, folder)))
+    return comparison, page
+
+
+def comparison_table(comparison: Comparison) -> Rows:
+    """The metric at the end by weight decay and batch size, a column for each kind of data."""
+    names = [variant.name for variant in comparison.variants]
+    rows = [["weight decay", "batch size", *_variant_names(comparison).values()]]
+    for decay in comparison.weight_decays:
+        for batch in comparison.batch_sizes:
+            runs = [_runs(comparison, name, batch, decay) for name in names]
+            cells = [metric_text(comparison, each) for each in runs]
+            rows.append([number(decay), str(batch), *cells])
+    return rows
+
+
+def _variant_names(comparison: Comparison) -> dict[str, str]:
+    return {v.name: f"{_CALLED[v.name]} ({v.num_examples})" for v in comparison.variants}
+
+
+def verdict(comparison: Comparison) -> str:
+    """Filtered against all, and against as many at random, over every batch size and decay; and how
+    far to believe it."""
+    seeds = len(comparison.seeds)
+    if seeds == 1:
+        return "One seed cannot tell a difference from chance. Add --seeds 4 and run it again."
+    places = [(b, d) for d in comparison.weight_decays for b in comparison.batch_sizes]
+    against = [
+        f"{_balance(comparison, places, FULL)} than all of it",
+        f"{_balance(comparison, places, RANDOM)} than as much kept at random",
+    ]
+    kept = {v.name: v.num_examples for v in comparison.variants}
+    share = 100.0 * kept[FILTERED] / kept[FULL]
+    words = (
+        f"Trained on the {share:.1f}% of the data that curation kept, {comparison.metric} after "
+        f"{comparison.epochs} epochs is {against[0]}. It is {against[1]}."
+    )
+    by_chance = 2.0 / math.comb(2 * seeds, seeds)
+    if by_chance > CHANCE:
+        words += (
+            f" With {seeds} seeds, chance alone makes a difference at {100.0 * by_chance:.0f}% of "
+            "the places: add --seeds 4 before believing it."
+        )
+    return words
+
+
+def _balance(comparison: Comparison, places: Sequence[tuple[int, float]], other: str) -> str:
+    """ "better at batch 64 and 256, the same within seeds at 1024 and worse nowhere"."""
+    found: dict[str, list[str]] = {"better": [], "no different": [], "worse": []}
+    unknown = 0
+    for batch, decay in places:
+        mine = interval(comparison, FILTERED, batch, decay)
+        theirs = interval(comparison, other, batch, decay)
+        if mine is None or theirs is None:
+            unknown += 1
+            continue
+        sign = -1.0 if comparison.metric == "loss" else 1.0
+        apart = mine.low > theirs.high or mine.high < theirs.low
+        apart = apart and mine.median != theirs.median
+        word = "no different" if not apart else "worse"
+        if apart and sign * mine.median > sign * theirs.median:
+            word = "better"
+        several = len(comparison.weight_decays) > 1
+        found[word].append(f"{batch}" + (f" (decay {number(decay)})" if several else ""))
+    parts = [f"{word} at batch {listed(where)}" for word, where in found.items() if where]
+    if unknown:
+        parts.append(f"not known at {unknown} {'place' if unknown == 1 else 'places'}")
+    return listed(parts)
+
+
+def interval(comparison: Comparison, variant: str, batch: int, decay: float) -> Interval | None:
+    """The metric over seeds; None unless more than half have a result."""
+    return metric_interval(comparison, _runs(comparison, variant, batch, decay))
+
+
+def draw_comparison(comparison: Comparison, out: Path) -> None:
+    """A panel per weight decay: the metric against batch size, a line for each kind of data."""
+    decays = comparison.weight_decays
+    columns = min(len(decays), 3)
+    rows = -(-len(decays) // columns)
+    title = f"{Path(comparison.recipe).stem}: {comparison.metric} after {comparison.epochs} epochs"
+    figure = style.new_figure(4.9 * columns + 2.8, 3.9 * rows + 0.4, title)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    beside = style.side_by_side(list(_VARIANT_LOOKS), comparison.batch_sizes)
+    several, lost = len(comparison.seeds) > 1, False
+    for axes, decay in zip(panels, decays, strict=False):
+        for name, look in _VARIANT_LOOKS.items():
+            found = {
+                b * beside[name]: interval(comparison, name, b, decay)
+                for b in comparison.batch_sizes
+            }
+            there = {place: v for place, v in found.items() if v is not None}
+            missing = [place for place in found if place not in there]
+            lost = lost or bool(missing)
+            how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "mew": 1.8}
+            axes.plot(missing, [0.02] * len(missing), "x", color=look.colour, **how)
+            style.draw_intervals(axes, there, look, bars=several)
+        style.powers_axis(axes, comparison.batch_sizes, "batch size")
+        if len(decays) > 1:
+            axes.set_title(f"weight decay {number(decay)}", fontsize=10, loc="left")
+        style.tidy(axes)
+    for axes in panels[len(decays) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel(f"{comparison.metric} ({metric_better(comparison)} is better)")
+    names = _variant_names(comparison)
+    handles = style.look_keys({names[name]: look for name, look in _VARIANT_LOOKS.items()})
+    handles += [style.spread_key()] if several else []
+    if lost:
+        handles.append(style.point_key("no result", "x", markeredgewidth=1.8))
+    style.finish(figure, handles, out)
+
+
+def _comparison_sections(comparison: Comparison, folder: Path) -> Iterator[Section]:
+    yield Section(heading="Verdict", words=comparison.verdict)
+    picture = folder / "comparison.png"
+    draw_comparison(comparison, picture)
+    yield Section(heading=f"{comparison.metric.capitalize()} by batch size", picture=picture)
+    note = (
+        f"At the end of each run; {metric_better(comparison)} is better. With several seeds: "
+        "median (lowest to highest). All runs have the same epochs, so runs on fewer examples "
+        "take fewer steps. A difference counts only where the ranges of the seeds do not overlap."
+    )
+    yield Section(heading="In numbers", table=comparison_table(comparison), note=note)
+    yield Section(heading="The comparison", table=_comparison_facts(comparison))
+
+
+def _comparison_facts(comparison: Comparison) -> Rows:
+    lists = [
+        [f"{_CALLED[v.name]}", f"{v.num_examples} examples" + (f", {v.keep}" if v.keep else "")]
+        for v in comparison.variants
+    ]
+    return [
+        ["", ""],
+        *data_facts(comparison),
+        *lists,
+        ["optimizer", comparison.optimizer],
+        ["seeds", ", ".join(map(str, comparison.seeds))],
+        ["grain", str(comparison.grain_size)],
+        *origin_facts(comparison),
+    ]
+
+
+def _runs(comparison: Comparison, variant: str, batch: int, decay: float) -> list[ComparedRun]:
+    wanted = (variant, batch, decay)
+    return [r for r in comparison.runs if (r.variant, r.batch_size, r.weight_decay) == wanted]

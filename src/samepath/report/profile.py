@@ -1,0 +1,308 @@
+"""The report of a profile: traces, timelines, `profile.html`, and last `profile.json`.
+
+In: a Profile. Out: the page's path. A timeline has a row per worker, a colour per phase, and
+buckets on rows of their own. Guaranteed: the page opens without a network and without the other
+files; engines beside each other share one scale of time; the step shown is the one of median
+length; if writing is interrupted nothing is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from samepath.insight.folder import write_finding
+from samepath.insight.profile.profile import Profile
+from samepath.insight.profile.timeline import (
+    Interval,
+    Numbers,
+    Timeline,
+    TimelineEvent,
+    lanes,
+    self_times,
+    write_trace,
+)
+from samepath.report import style
+from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
+from samepath.report.words import Rows, Tables, workers_named
+from samepath.report.words import milliseconds as ms
+from samepath.timing.measured import write_measured
+
+PHASES = ("load", "forward", "backward", "reduce", "wait", "update", "other")
+CALLED = {"reduce": "adding", "wait": "waiting"}
+"""What a table calls a phase, if not by its name."""
+NOTE = (
+    "Times in milliseconds; phases are means over workers and steps. adding: summing, packing and "
+    "copying gradients in the worker's own thread; update: norm, clipping and optimizer; other: "
+    "the rest, such as adding up grains. communication: a bucket is under way, launched by all "
+    "workers and not arrived; hidden: the part of it in which a worker neither waited nor was "
+    "adding. Waiting on the slowest worker: while another worker still computes; on reductions: "
+    "the rest; both as parts of the step. sent: bytes sent per worker (calculated, not measured)."
+)
+OPEN = "open it at ui.perfetto.dev or chrome://tracing"
+
+
+def trace_name(engine: str) -> str:
+    return f"trace-{engine}.json"
+
+
+def write_profile(profile: Profile, folder: Path, *, recipe: str, command: Sequence[str]) -> Path:
+    """Write everything."""
+    title = f"{Path(recipe).name} on {workers_named([profile.num_workers])}: step timeline"
+    with new_folder(folder):
+        about = {"recipe": recipe, "clock": profile.clock}
+        for timeline in profile.timelines:
+            engine = timeline.engine
+            write_trace(folder / trace_name(engine), timeline, {**about, "engine": engine})
+        sections = [*_sections(profile, folder, title, command)]
+        if profile.measured is not None:
+            write_measured(folder, profile.measured)
+        write_page(folder / "profile.html", title, sections)
+        content = content_of(profile)
+        write_finding(folder, "profile", recipe=recipe, command=command, content=content)
+    return folder / "profile.html"
+
+
+def content_of(profile: Profile) -> dict[str, object]:
+    """What `profile.json` says."""
+    return {
+        "options": asdict(profile.options),
+        "num_workers": profile.num_workers,
+        "clock": profile.clock,
+        "busy_cores": profile.busy_cores,
+        "queue": asdict(profile.queue),
+        "engines": {each.engine: asdict(each) for each in profile.numbers},
+        "traces": {each.engine: trace_name(each.engine) for each in profile.numbers},
+        "summary": summary(profile),
+    }
+
+
+def _sections(
+    profile: Profile, folder: Path, title: str, command: Sequence[str]
+) -> Iterator[Section]:
+    yield Section(heading="In short", words=summary(profile))
+    yield from table_sections(tables_in_short(profile))
+    if len(profile.timelines) > 1:
+        picture = folder / "profile.png"
+        draw_timelines(f"{title} (a median step each)", profile.timelines, picture, num_steps=1)
+        yield Section(heading="One step of each, on one scale", picture=picture)
+    for timeline in profile.timelines:
+        picture = folder / f"timeline-{timeline.engine}.png"
+        draw_timelines(title, [timeline], picture, num_steps=2)
+        words = f"All of its steps are in {trace_name(timeline.engine)}; {OPEN}."
+        yield Section(heading=f"Timeline: {timeline.engine}", words=words, picture=picture)
+    yield Section(heading="The profile", table=_facts(profile))
+    yield command_section(command)
+
+
+def tables_in_short(profile: Profile) -> Tables:
+    """What the terminal and the page show: engines side by side."""
+    first = profile.numbers[0]
+    table: Rows = [["", *(each.engine for each in profile.numbers)]]
+
+    def row(name: str, value: Callable[[Numbers], str]) -> None:
+        table.append([name, *map(value, profile.numbers)])
+
+    row("step (median)", lambda each: ms(each.step_seconds))
+    row("25-75% range", lambda each: f"{ms(each.step_low)} to {ms(each.step_high)}")
+    if len(profile.numbers) > 1:
+        row(f"step / {first.engine}'s", lambda n: f"{n.step_seconds / first.step_seconds:.2f}")
+    for phase in PHASES:
+        times = (ms(each.phase_seconds[phase]) for each in profile.numbers)
+        table.append([CALLED.get(phase, phase), *times])
+    row("communication", lambda each: ms(each.communication_seconds))
+    row("hidden", lambda n: "-" if n.hidden_share is None else f"{n.hidden_share:.0%}")
+    row("waiting on the slowest", lambda each: f"{each.slowest_share:.0%}")
+    row("waiting on reductions", lambda n: f"{n.waiting_share - n.slowest_share:.0%}")
+    row("buckets", lambda each: f"{each.num_reductions:.3g}")
+    row("sent (calculated)", lambda each: _bytes(each.bytes_sent))
+    return [(f"A step on {workers_named([profile.num_workers])}", table, NOTE)]
+
+
+def summary(profile: Profile) -> str:
+    """A sentence on step times, and one on communication."""
+    first, *others = profile.numbers
+    words = (
+        f"A step takes {ms(first.step_seconds)} ms with {first.engine} on "
+        f"{workers_named([profile.num_workers])} (25-75% range {ms(first.step_low)} to "
+        f"{ms(first.step_high)} ms)"
+    )
+    for other in others:
+        words += f", {other.step_seconds / first.step_seconds:.2f} times that with {other.engine}"
+    talking = [each for each in profile.numbers if each.hidden_share is not None]
+    said = " ".join(map(_communication, talking)) or "A single worker has nothing to communicate."
+    return f"{words}. {said}"
+
+
+def _communication(each: Numbers) -> str:
+    return (
+        f"{each.engine}: {each.hidden_share:.0%} of the communication is hidden behind computing, "
+        f"{each.waiting_share:.0%} of the time is waiting, {each.slowest_share:.0%} on "
+        "the slowest worker."
+    )
+
+
+def _facts(profile: Profile) -> Rows:
+    options = profile.options
+    rows = [["", ""]]
+    for name in ("recipe", "data", "keep", "batch_size", "grain_size", "seed", "threads"):
+        value = getattr(options, name)
+        if value is not None:
+            rows.append([name.replace("_", " "), str(value)])
+    rows.append(["workers", str(profile.num_workers)])
+    rows.append(["steps timed, of each engine", str(profile.numbers[0].num_steps)])
+    rows.append(["clock", profile.clock])
+    rows.append(["cores used by other processes", f"{profile.busy_cores:.1f}"])
+    if any(each.engine == "queue" for each in profile.numbers):
+        rows.append(["cycle", f"{1e3 * profile.queue.cycle_seconds:g} ms"])
+        rows.append(["fusion buffer", f"{profile.queue.fusion_bytes / (1 << 20):g} MiB"])
+    return rows
+
+
+def _bytes(number: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
+# ------------------------------------------------------------------------------------- timelines
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; waiting is pale, as nothing is
+# done in it.
+COLOURS: dict[str, str] = {
+    "load": "#CC79A7",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "reduce": "#000000",
+    "wait": "#F5DFA8",
+    "update": "#009E73",
+    "reduction": "#D55E00",
+    "negotiation": "#999999",
+    "step": "#E4E4E4",
+}
+WORDS = {
+    "reduce": "adding, copying sums",
+    "wait": "waiting",
+    "reduction": "a bucket under way",
+    "step": "other",
+}
+MOST_WORKERS = 8
+MOST_LANES = 3
+_ROW, _LANE, _GAP = 1.0, 0.42, 0.35
+
+
+def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_steps: int) -> None:
+    """One under the other, each from the beginning of its median step, or so many from there."""
+    shown = [_window(timeline, num_steps) for timeline in timelines]
+    heights = [_height(t, events) for t, events in zip(timelines, shown, strict=True)]
+    figure = style.new_figure(11.0, 1.1 + sum(0.42 * height + 0.35 for height in heights), title)
+    rows = figure.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)
+    seen: set[str] = set()
+    longest = 0.0
+    for axes, timeline, events in zip(rows[:, 0], timelines, shown, strict=True):
+        start = min(event.begin for event in events)
+        # a queue's negotiation may go on when the step has ended
+        ends = [event.end for event in events if event.phase != "negotiation"]
+        longest = max(longest, 1e3 * (max(ends) - start))
+        seen |= _draw_rows(axes, timeline, events, start)
+        axes.set_title(timeline.engine, loc="left", fontsize=10)
+    rows[-1, 0].set_xlabel("milliseconds")
+    rows[-1, 0].set_xlim(-0.005 * longest, 1.005 * longest)
+    handles: list[Artist] = [
+        Patch(facecolor=colour, edgecolor="0.4", linewidth=0.4, label=WORDS.get(phase, phase))
+        for phase, colour in COLOURS.items()
+        if phase in seen
+    ]
+    style.finish(figure, handles, out)
+
+
+def _window(timeline: Timeline, num_steps: int) -> list[TimelineEvent]:
+    """The events of the step of median length and of those that follow it at once."""
+    spans = {
+        step: max(e.end for e in timeline.of("step", step=step))
+        - max(e.begin for e in timeline.of("step", step=step))
+        for step in timeline.steps
+    }
+    middle = sorted(spans, key=lambda step: (spans[step], step))[(len(spans) - 1) // 2]
+    wanted = [middle]
+    for step in timeline.steps[timeline.steps.index(middle) + 1 :][: num_steps - 1]:
+        gap = timeline.of("step", step=step)[0].begin - timeline.of("step", step=wanted[-1])[0].end
+        if gap > spans[middle]:
+            break  # other engines ran in between
+        wanted.append(step)
+    return [
+        event for event in timeline.events if event.step in wanted and event.worker < MOST_WORKERS
+    ]
+
+
+def _num_lanes(events: Sequence[TimelineEvent], worker: int) -> int:
+    return min(len(lanes(_beside(events, worker))), MOST_LANES)
+
+
+def _beside(events: Sequence[TimelineEvent], worker: int) -> list[TimelineEvent]:
+    return [e for e in events if e.worker == worker and e.phase in ("reduction", "negotiation")]
+
+
+def _height(timeline: Timeline, events: Sequence[TimelineEvent]) -> float:
+    workers = range(min(timeline.num_workers, MOST_WORKERS))
+    return sum(_ROW + _GAP + _LANE * _num_lanes(events, worker) for worker in workers)
+
+
+def _draw_rows(
+    axes: Axes, timeline: Timeline, events: Sequence[TimelineEvent], start: float
+) -> set[str]:
+    """The rows of one engine; which phases were there to be seen."""
+    seen = {"step"}
+    top = 0.0
+    ticks: list[float] = []
+    workers = min(timeline.num_workers, MOST_WORKERS)
+    for worker in range(workers):
+        mine = [event for event in events if event.worker == worker]
+        steps = [(event.begin, event.end) for event in mine if event.phase == "step"]
+        _bars(axes, steps, start, top, _ROW, "step")
+        for phase, intervals in self_times(mine).items():
+            _bars(axes, intervals, start, top, _ROW, phase)
+            seen |= {phase} if intervals else set()
+        ticks.append(top + _ROW / 2)
+        below = top + _ROW
+        for lane in lanes(_beside(events, worker))[:MOST_LANES]:
+            for event in lane:
+                _bars(axes, [(event.begin, event.end)], start, below, _LANE, event.phase)
+                seen.add(event.phase)
+            below += _LANE
+        for event in mine:
+            if event.phase == "step":
+                end = 1e3 * (event.end - start)
+                axes.plot([end, end], [top - 0.1, below], color="0.2", linewidth=0.9)
+        top = below + _GAP
+    axes.set_ylim(top - _GAP / 2, -_GAP / 2)
+    axes.set_yticks(ticks, [f"worker {worker}" for worker in range(workers)], fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    if timeline.num_workers > workers:
+        rest = f"and {timeline.num_workers - workers} more workers"
+        axes.text(1.0, 1.01, rest, transform=axes.transAxes, ha="right", fontsize=8, color="0.4")
+    return seen
+
+
+def _bars(
+    axes: Axes,
+    intervals: Sequence[Interval],
+    start: float,
+    top: float,
+    height: float,
+    phase: str,
+) -> None:
+    axes.broken_barh(
+        [(1e3 * (begin - start), 1e3 * (end - begin)) for begin, end in intervals],
+        (top + 0.06 * height, 0.88 * height),
+        facecolor=COLOURS[phase],
+        edgecolor="0.4" if phase == "wait" else "none",
+        linewidth=0.3,
+    )

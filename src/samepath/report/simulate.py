@@ -1,0 +1,234 @@
+"""The report of a simulation: `simulation.json`, a figure, tables and one page.
+
+In: a Simulation. Out: a folder (also with the measured step it rests on, so that it can be
+simulated again). Guaranteed: everything modelled is called modelled. In the figure, lines and
+hollow points are modelled, with a band from the 5th to the 95th of 100 steps; filled black points
+are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from samepath.insight.folder import write_finding
+from samepath.insight.simulate.simulate import Curve, Simulation, verdict
+from samepath.report import style
+from samepath.report.page import Section, table_sections, write_page
+from samepath.report.words import Rows, link_words, milliseconds, plural, workers_named
+from samepath.timing.measured import write_measured
+from samepath.timing.model import Simulated
+
+PAGE, PICTURE = "simulation.html", "simulated_scaling.png"
+HEAD = ["workers", "ms", "5-95% range", "ex/s", "speed-up", "eff.", "link", "hidden", "waits"]
+NOTE = (
+    "All modelled. ms: mean time of a step, and the 5-95% range of steps. ex/s: examples per "
+    "second. link: ms of a step in which the link is busy. hidden: the share of that behind "
+    "computing. waits: the share of a step in which a worker, on average, waits for the slowest."
+)
+HOW = (
+    "Grain times are drawn from those measured here with one worker; gradients appear in the order "
+    "and at the times measured within a grain; static: buckets of a fixed layout leave as soon as "
+    "all workers have them (samepath: all_to_all and back, ddp: 25 MiB and a ring); queue: workers "
+    "announce gradients, and a coordinator collects them every 5 ms (Horovod before 0.21, with "
+    "0.35 µs for each announcement: an assumption). Links of presets are from data sheets; workers "
+    "of a node elsewhere are assumed not to slow each other down, as those here were measured to. "
+    "No congestion, no failures, no loading from a shared disk."
+)
+
+
+def write_simulation(
+    folder: Path, simulation: Simulation, command: Sequence[str]
+) -> dict[str, Any]:
+    """Write all files; what simulation.json says."""
+    write_measured(folder, simulation.measured)
+    title, picture = title_of(simulation), folder / PICTURE
+    curves = {curve.name: curve.points for curve in simulation.curves}
+    draw_simulated_scaling(title, curves, measured_points(simulation), picture)
+    tables = [(f"{c.name} (modelled)", curve_table(c), NOTE) for c in simulation.curves]
+    sections = [
+        Section(heading="Simulated", words=verdict(simulation), picture=picture),
+        *table_sections(tables),
+        Section(heading="Measured here", table=measured_table(simulation)),
+        Section(heading="How it is modelled", words=HOW),
+    ]
+    write_page(folder / PAGE, title, sections)
+    recipe, content = simulation.measured.recipe, as_content(simulation)
+    write_finding(folder, "simulation", recipe=recipe, command=command, content=content)
+    return content
+
+
+def title_of(simulation: Simulation) -> str:
+    """What was simulated."""
+    workload = simulation.workload
+    each = " for each worker" if simulation.scaling == "weak" else ""
+    return f"{workload.name}, batch {workload.batch_size}{each}: simulated"
+
+
+def as_content(simulation: Simulation) -> dict[str, Any]:
+    """What `simulation.json` says."""
+    return {
+        "how": "modelled",
+        "verdict": verdict(simulation),
+        "scaling": simulation.scaling,
+        "batch_size": simulation.workload.batch_size,
+        "grain_size": simulation.workload.grain_size,
+        "stragglers": simulation.stragglers,
+        "seed": simulation.seed,
+        "trials": simulation.trials,
+        "measured_step_seconds": {str(n): s for n, s in simulation.measured_steps.items()},
+        "curves": [
+            {
+                "policy": curve.policy,
+                "network": curve.network,
+                "points": [asdict(point) for point in curve.points],
+            }
+            for curve in simulation.curves
+        ],
+        "figures": [PICTURE],
+    }
+
+
+def curve_table(curve: Curve) -> Rows:
+    """A row for each number of workers."""
+    return [HEAD, *map(_row, curve.points)]
+
+
+def _row(point: Simulated) -> list[str]:
+    return [
+        str(point.workers),
+        milliseconds(point.step_seconds),
+        f"{milliseconds(point.low_seconds)}-{milliseconds(point.high_seconds)}",
+        f"{point.examples_per_second:,.0f}",
+        f"{point.speedup:.2f}",
+        f"{point.efficiency:.1%}",
+        milliseconds(point.reduction_seconds),
+        "-" if point.hidden is None else f"{point.hidden:.0%}",
+        f"{point.waiting:.0%}",
+    ]
+
+
+def measured_table(simulation: Simulation) -> Rows:
+    """The measurements that the simulation rests on."""
+    measured, ms = simulation.measured, milliseconds
+    rows = [
+        ["what", "measured"],
+        ["machine", f"{measured.machine}, {plural(measured.threads, 'thread')} per worker"],
+        ["cores used by other processes", f"{measured.busy_cores:.2f}"],
+    ]
+    for size, times in measured.grain_times.items():
+        middle = ms(simulation.workload.grain_seconds[int(size)])
+        spread = f"(median of {len(times)}, {ms(min(times))} to {ms(max(times))})"
+        rows.append([f"grain of {plural(int(size), 'example')}", f"{middle} ms {spread}"])
+    rows.append(["fixed cost per step", f"{ms(measured.update_seconds)} ms"])
+    for workers, factor in measured.crowding.items():
+        others = plural(int(workers) - 1, "other worker")
+        rows.append([f"grain beside {others}", f"{factor:.3f} x its time alone"])
+    for workers, step in measured.step_seconds.items():
+        rows.append([f"step with {workers_named([int(workers)])}", f"{ms(step)} ms"])
+    gradients = f"{len(measured.tensor_bytes)}, {sum(measured.tensor_bytes):,} bytes"
+    return [
+        *rows,
+        ["gradients", gradients],
+        ["link between workers here", link_words(measured.local)],
+        ["network collective here", link_words(measured.network)],
+    ]
+
+
+# ---------------------------------------------------------------------------------------- figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPoint:
+    """A step with so many real workers."""
+
+    workers: int
+    efficiency: float
+    examples_per_second: float
+
+
+def measured_points(simulation: Simulation) -> list[MeasuredPoint]:
+    """Steps that were really run, as the figure shows them."""
+    steps = simulation.measured_steps
+    return [
+        MeasuredPoint(
+            workers=workers,
+            efficiency=steps[1] / seconds / workers,
+            examples_per_second=simulation.workload.batch_size / seconds,
+        )
+        for workers, seconds in steps.items()
+    ]
+
+
+def draw_simulated_scaling(
+    title: str,
+    curves: Mapping[str, Sequence[Simulated]],
+    measured: Sequence[MeasuredPoint],
+    out: Path,
+) -> None:
+    """Efficiency and throughput to thousands of workers.
+
+    `curves` by what they are called, such as "static, 10GbE"; `measured`: with real workers.
+    """
+    looks = style.series_looks(curves)
+    figure = style.new_figure(8.6, 6.6, title)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 1.0])
+    for name, points in curves.items():
+        _draw_curve(above, points, looks[name], _percent)
+        _draw_curve(below, points, looks[name], _pace)
+    if measured:  # an empty line that is not clipped would stand at the figure's corner
+        where = [point.workers for point in measured]
+        how: dict[str, Any] = {"color": "black", "markersize": 6.5, "clip_on": False, "zorder": 4}
+        above.plot(where, list(map(_percent, measured)), "o", **how)
+        below.plot(where, list(map(_pace, measured)), "o", **how)
+    counts = sorted({point.workers for points in curves.values() for point in points})
+    alone = next(iter(curves.values()))[0]
+    ideal = [alone.examples_per_second / alone.speedup * count for count in counts]
+    below.plot(counts, ideal, zorder=1, **style.GUIDE)
+    above.axhline(100.0, zorder=1, **style.GUIDE)
+    above.set_ylim(0.0, 1.06 * max([100.0, *map(_percent, measured)]))
+    above.set_ylabel("efficiency: speed-up / workers (%)")
+    paces = [_pace(point) for points in curves.values() for point in points]
+    style.log_values(below, *style.margins([*paces, *map(_pace, measured), *ideal]))
+    below.set_ylabel("examples per second")
+    for axes in (above, below):
+        style.powers_axis(axes, counts, "workers" if axes is below else "")
+        style.tidy(axes)
+    handles: list[Artist] = [*style.look_keys(looks, markerfacecolor="white")]
+    handles += style.how_keys({"modelled"})
+    if measured:
+        handles.append(style.point_key("measured here", color="black"))
+    handles.append(Patch(facecolor=style.GREY, alpha=0.2, label="5-95% range (modelled)"))
+    handles.append(style.key("ideal", **style.GUIDE))
+    style.finish(figure, handles, out)
+
+
+def _percent(point: Simulated | MeasuredPoint) -> float:
+    return 100.0 * point.efficiency
+
+
+def _pace(point: Simulated | MeasuredPoint) -> float:
+    return point.examples_per_second
+
+
+def _draw_curve(
+    axes: Axes,
+    points: Sequence[Simulated],
+    look: style.Look,
+    value: Callable[[Simulated], float],
+) -> None:
+    points = sorted(points, key=lambda point: point.workers)
+    counts = [point.workers for point in points]
+    # Both values are inverse to the step's seconds.
+    low = [value(point) * point.step_seconds / point.high_seconds for point in points]
+    high = [value(point) * point.step_seconds / point.low_seconds for point in points]
+    axes.fill_between(counts, low, high, color=look.colour, alpha=0.15, linewidth=0.0)
+    axes.plot(counts, list(map(value, points)), color=look.colour, linewidth=1.6)
+    for point in points:
+        style.draw_point(axes, point.workers, value(point), look, hollow=True)

@@ -1,0 +1,304 @@
+"""The explorer without its server: a curation folder, a keep-list, and edits of it.
+
+In: a folder, and requests that are already checked for form. Out: plain dictionaries and bytes for
+the page. Guaranteed: nothing in the folder is ever written over; a saved keep-list is a new file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
+from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
+from samepath.errors import UserError
+from samepath.web.explorer.edits import Columns, Edit, Edits, journal_of, texts
+from samepath.web.explorer.folder import (
+    OpenedCuration,
+    next_keep_list,
+    open_curation,
+    saved_keep_lists,
+)
+
+REASONS = (
+    "",
+    "noise",
+    "duplicate",
+    "near-duplicate",
+    "label error",
+    "outlier",
+    "sampled out",
+    "random",
+    "dropped by hand",
+    "kept by hand",
+)
+NUM_NEIGHBOURS = 12
+MAX_MIN_SAMPLES = 50
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSliders:
+    """A class, the settings it was clustered with, and the ends of its sliders: the settings are
+    within them; at the lower end of eps almost all is noise, at the upper almost nothing."""
+
+    name: str
+    num_examples: int
+    eps: float
+    min_samples: int
+    low: float
+    high: float
+    max_min_samples: int
+    can_cluster: bool
+    """False for too few points to have a density."""
+
+
+class Explorer:
+    """A curation folder and one of its keep-lists, being looked at and edited."""
+
+    def __init__(self, path: Path, keep: Path | None = None, *, read_only: bool = False) -> None:
+        self.folder: OpenedCuration = open_curation(path)
+        self.keep = _choose_keep_list(path) if keep is None else keep
+        self.keep_list: KeepList = read_keep_list(self.keep)
+        if len(self.keep_list) != len(self.folder):
+            raise UserError(
+                f"{self.keep} is about {len(self.keep_list)} examples and {path} about "
+                f"{len(self.folder)}; give a keep-list of this folder"
+            )
+        labels = self.keep_list.labels
+        if labels is not None and not np.array_equal(labels, self.folder.labels):
+            raise UserError(f"{self.keep} has other labels than {path}; give one of this folder")
+        journal = journal_of(self.keep, path)
+        self.edits = Edits(self.keep_list, self.keep, journal, read_only=read_only)
+        self.saved_as: Path | None = None
+        given = {*self.keep_list.reasons, *self.edits.columns.reasons}
+        self.reasons = [*REASONS, *sorted(given - {*REASONS})]
+        self._codes = {reason: code for code, reason in enumerate(self.reasons)}
+        self.sliders: list[ClassSliders] = _sliders(self.folder)
+
+    # ---- what is shown
+
+    def about(self) -> dict[str, Any]:
+        """Facts for the page that are not of single examples, and the state of the edits."""
+        folder, pictures = self.folder, self.folder.pictures
+        recipe = Path(str(folder.about.get("recipe", ""))).name
+        return {
+            "title": recipe or folder.path.resolve().name,
+            "folder": str(folder.path),
+            "keep": self.keep.name,
+            "num_examples": len(folder),
+            "has_labels": folder.labels_known,
+            "has_losses": folder.losses is not None,
+            "has_doubts": folder.doubts is not None,
+            "has_guesses": folder.guesses is not None,
+            "picture": None if pictures is None else [pictures.width, pictures.height],
+            "classes": [asdict(sliders) for sliders in self.sliders],
+            "reasons": self.reasons,
+            "parquet": find_spec("pyarrow") is not None,
+            "set_aside": None if self.edits.set_aside is None else str(self.edits.set_aside),
+            "notes": {int(row): self.edits.columns.notes[row] for row in self._noted()},
+            **self.state(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The state of the edits: what can be undone, and whether all is saved."""
+        return {
+            "version": self.edits.version,
+            "undo": self.edits.to_undo,
+            "redo": self.edits.to_redo,
+            "num_edits": self.edits.num_done,
+            "settings": self.edits.settings,
+            "is_saved": self.edits.is_saved,
+            "saved_as": None if self.saved_as is None else self.saved_as.name,
+        }
+
+    def points(self) -> bytes:
+        """Ten columns of N 4-byte numbers: x, y, loss, doubt, confidence; label, guess, cluster,
+        kept, reason. What is not known is NaN or -1."""
+        folder, columns, number = self.folder, self.edits.columns, len(self.folder)
+        unknown = np.full(number, np.nan)
+        floats = (
+            *folder.positions.T,
+            unknown if folder.losses is None else folder.losses,
+            unknown if folder.doubts is None else folder.doubts,
+            unknown if folder.confidences is None else folder.confidences,
+        )
+        wholes = (
+            folder.labels,
+            np.full(number, -1) if folder.guesses is None else folder.guesses,
+            columns.clusters,
+            columns.kept,
+            self._coded(columns.reasons),
+        )
+        parts = [np.asarray(column, dtype="<f4").tobytes() for column in floats]
+        return b"".join(parts + [np.asarray(column, dtype="<i4").tobytes() for column in wholes])
+
+    def neighbours(self, row: int) -> list[tuple[int, float]]:
+        """The nearest other examples, and their distances, in the space the map was made of."""
+        reduced = self.folder.reduced
+        squares = np.square(reduced - reduced[row]).sum(1)
+        squares[row] = np.inf
+        number = min(NUM_NEIGHBOURS, len(squares) - 1)
+        near = np.argpartition(squares, number - 1)[:number] if number else np.arange(0)
+        near = near[np.lexsort((near, squares[near]))]
+        return [(int(other), float(np.sqrt(squares[other]))) for other in near]
+
+    # ---- what is changed
+
+    def mark(self, rows: Rows, kept: bool, note: str | None = None) -> dict[str, Any]:
+        """Keep or drop examples by hand; examples that are so already keep their reason."""
+        old = self.edits.columns.take(rows)
+        turned = old.kept != kept
+        reasons, notes = old.reasons.copy(), old.notes.copy()
+        reasons[turned] = "kept by hand" if kept else "dropped by hand"
+        if note is not None:
+            notes[:] = note
+        done = f"{'keep' if kept else 'drop'} {_examples(rows)}"
+        new = Columns(np.full(len(rows), kept), reasons, old.clusters, notes)
+        return self._apply(done, rows, new, f"already {'kept' if kept else 'dropped'}")
+
+    def note(self, rows: Rows, note: str) -> dict[str, Any]:
+        """Write a note beside examples; an empty note removes it."""
+        new = self.edits.columns.take(rows)._replace(notes=texts([note] * len(rows)))
+        title = f"{'note on' if note else 'no note on'} {_examples(rows)}"
+        return self._apply(title, rows, new, "that is the note already")
+
+    def cluster(self, label: int, eps: float, min_samples: int) -> Edit:
+        """DBSCAN of one class, as an edit: noise is dropped, what was noise and is not comes back.
+        What was decided by hand, or dropped for another reason, stays as it is."""
+        name = self.folder.class_names[label]
+        if not self.sliders[label].can_cluster:
+            raise UserError(f"{name} has too few examples to be clustered: all are kept")
+        rows = np.flatnonzero(self.folder.labels == label)
+        clusters = cluster_class(self.folder.positions[rows], eps, min_samples)
+        kept, reasons, _, notes = self.edits.columns.take(rows)
+        free = (reasons == "noise") | (kept & (reasons == ""))
+        kept[free] = clusters[free] != -1
+        reasons[free] = np.where(kept[free], texts([""]), texts(["noise"]))
+        return Edit(
+            title=f"clusters of {name}: eps {eps:.3g}, min_samples {min_samples}",
+            rows=rows,
+            after=Columns(kept, reasons, clusters, notes),
+            setting=(label, eps, min_samples),
+        )
+
+    def use(self, edit: Edit) -> dict[str, Any]:
+        self.edits.apply(edit)
+        return self._now(edit.rows)
+
+    def undo(self) -> dict[str, Any]:
+        return self._now(self.edits.undo())
+
+    def redo(self) -> dict[str, Any]:
+        return self._now(self.edits.redo())
+
+    def save(self) -> dict[str, Any]:
+        """Write a new keep-list beside the others; returns its place, and how to train with it."""
+        out = next_keep_list(self.folder.path)
+        write_keep_list(out, self.edited())
+        self.edits.mark_saved(out)
+        self.saved_as = out
+        about = self.folder.about
+        words = ["samepath", "train", str(about.get("recipe", "RECIPE"))]
+        words += ["--data", str(about["data"])] if about.get("data") else []
+        return {
+            "file": str(out),
+            "num_kept": int(self.edits.columns.kept.sum()),
+            "train": shlex.join([*words, "--keep", str(out)]),
+            **self.state(),
+        }
+
+    def edited(self) -> KeepList:
+        """The keep-list as it stands."""
+        columns = self.edits.columns
+        return KeepList(
+            labels=self.keep_list.labels,
+            positions=self.keep_list.positions,
+            clusters=columns.clusters,
+            kept=columns.kept,
+            reasons=columns.reasons.tolist(),
+            notes=columns.notes.tolist() if len(self._noted()) else None,
+        )
+
+    def _noted(self) -> Rows:
+        return np.flatnonzero(self.edits.columns.notes != "")
+
+    def _coded(self, reasons: Sequence[str] | NDArray[np.object_]) -> Rows:
+        return np.array([self._codes[reason] for reason in reasons], dtype=np.int64)
+
+    def _apply(self, title: str, rows: Rows, new: Columns, nothing: str) -> dict[str, Any]:
+        """Apply the rows that differ; raise `nothing` where none does."""
+        old = self.edits.columns.take(rows)
+        differs = np.zeros(len(rows), dtype=np.bool_)
+        for before, after in zip(old, new, strict=True):
+            differs |= before != after
+        if not differs.any():
+            raise UserError(nothing)
+        return self.use(Edit(title=title, rows=rows[differs], after=new.take(differs)))
+
+    def _now(self, rows: Rows) -> dict[str, Any]:
+        return {**self.state(), **self.changes(rows, self.edits.columns.take(rows))}
+
+    def changes(self, rows: Rows, columns: Columns) -> dict[str, Any]:
+        """New values of some rows, for the page."""
+        return {
+            "rows": rows.tolist(),
+            "kept": columns.kept.astype(int).tolist(),
+            "reasons": self._coded(columns.reasons).tolist(),
+            "clusters": columns.clusters.tolist(),
+            "notes": columns.notes.tolist(),
+        }
+
+
+def _choose_keep_list(path: Path) -> Path:
+    """The keep-list with unsaved edits, if there is one; otherwise the newest."""
+    saved = saved_keep_lists(path)
+    if not saved:
+        raise UserError(f"{path} has no keep.csv; run `samepath curate` again, or give --keep FILE")
+    begun = [keep for keep in saved if journal_of(keep, path).exists()]
+    for keep in sorted(begun, key=lambda keep: journal_of(keep, path).stat().st_mtime_ns)[::-1]:
+        if not Edits(read_keep_list(keep), keep, journal_of(keep, path), read_only=True).is_saved:
+            return keep
+    return saved[-1]
+
+
+def _examples(rows: Rows) -> str:
+    return f"example {rows[0]}" if len(rows) == 1 else f"{len(rows)} examples"
+
+
+def _sliders(folder: OpenedCuration) -> list[ClassSliders]:
+    """The sliders of every class, in order."""
+    chosen = {c.get("label"): c for c in folder.about.get("classes", [])}
+    if not folder.labels_known and None in chosen:
+        chosen[0] = chosen[None]
+    return [
+        _class_sliders(name, folder.positions[folder.labels == label], chosen.get(label, {}))
+        for label, name in enumerate(folder.class_names)
+    ]
+
+
+def _class_sliders(name: str, points: NDArray[np.float32], chosen: dict[str, Any]) -> ClassSliders:
+    least, typical, most = 0.1, 1.0, 10.0
+    if can_cluster := len(points) >= LEAST_POINTS:
+        curve = k_distances(points, MIN_SAMPLES - 1)
+        least, typical, most = (float(v) for v in np.quantile(curve, [0.02, 0.95, 0.995]))
+    eps, min_samples = chosen.get("eps"), chosen.get("min_samples")
+    eps = float(eps) if isinstance(eps, (int, float)) and 0 < eps < 1e300 else max(typical, 1e-6)
+    min_samples = min_samples if type(min_samples) is int and min_samples > 0 else MIN_SAMPLES
+    return ClassSliders(
+        name=name,
+        num_examples=len(points),
+        eps=eps,
+        min_samples=min_samples,
+        low=max(min(least, eps / 3), eps / 100),
+        high=max(1.5 * most, 3 * eps),
+        max_min_samples=max(MAX_MIN_SAMPLES, 2 * min_samples),
+        can_cluster=can_cluster,
+    )
