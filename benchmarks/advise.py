@@ -31,13 +31,12 @@ from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.session import start
 from samepath.recipe import find_recipe
-from samepath.timing.links import PRESETS
-from samepath.timing.machines import NODE, flat
+from samepath.timing.links import NODE, PRESETS, flat
 from samepath.timing.measured import MeasuredStep, read_measured
-from samepath.timing.model import simulate
-from samepath.timing.policies import Static
-from samepath.timing.step_times import Kind, time_steps
-from samepath.timing.stopwatch import workload_from
+from samepath.timing.model import simulate, workload_from
+from samepath.timing.policies import Buckets
+from samepath.timing.stopwatch import run_turns
+from samepath.timing.stopwatch_worker import StepShape, Turn
 
 HERE = Path(__file__).parent
 ROUNDS = 5
@@ -82,12 +81,13 @@ def options_of(job: Job) -> Options:
 def here(job: Job, rounds: int) -> dict[str, list[float]]:
     """Median steps of one and of two workers, round by round in turn."""
     options = options_of(job)
-    kinds = {Kind(options.batch_size, options.grain_size): TURN_SECONDS}
+    turn = Turn("together", StepShape(options.batch_size, options.grain_size))
     found: dict[str, list[float]] = {"1": [], "2": []}
     for number in range(rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
-            taken, _ = time_steps(options, kinds, workers, least_steps=LEAST_STEPS)
-            found[str(workers)].append(statistics.median(next(iter(taken.values()))))
+            taken = run_turns(options, workers, {turn: TURN_SECONDS}, least_steps=LEAST_STEPS)
+            steps = taken.steps_of("together", options.batch_size)
+            found[str(workers)].append(statistics.median(steps))
     return found
 
 
@@ -126,7 +126,7 @@ def on_a_machine(request: dict[str, Any]) -> None:
 def hosts_of_one_computer(measured: MeasuredStep, calibration: float) -> float:
     """The model's step of two hosts that, as namespaces do, share one computer's cores."""
     machine = flat(PRESETS["1GbE"], name=NODE)
-    (point,) = simulate(workload_from(measured), machine, [2], policy=Static())
+    (point,) = simulate(workload_from(measured), machine, [2], policy=Buckets())
     return calibration * point.step_seconds
 
 

@@ -14,10 +14,9 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from samepath.timing.machines import MACHINES
-from samepath.timing.model import Policy, Simulated, simulate
-from samepath.timing.policies import DDP, Queue, Static
-from samepath.timing.workload import Spread, Workload, assumed_ready
+from samepath.timing.links import CLUSTERS
+from samepath.timing.model import Simulated, TimeSpread, Workload, assumed_ready, simulate
+from samepath.timing.policies import DDP, Buckets, Policy, Queue
 
 HERE = Path(__file__).parent
 WORKERS = [1, 6, 24, 96, 384, 768, 1152, 1536]
@@ -26,8 +25,8 @@ QUEUE = Queue(algorithm="tree", waits=False)
 POLICIES: dict[str, Policy] = {
     "static buckets, tree": STATIC,
     "queue, tree": QUEUE,
-    "samepath": Static(),
-    "samepath, 25 MiB buckets": Static(bucket_bytes=25 << 20),
+    "samepath": Buckets(),
+    "samepath, 25 MiB buckets": Buckets(bucket_bytes=25 << 20),
 }
 
 
@@ -66,9 +65,9 @@ def on_summit(
         serial_seconds=2e-3,
         tensor_bytes=backward,
         tensor_ready=assumed_ready(len(backward)),
-        spread=Spread(grain=0.02),
+        spread=TimeSpread(grain=0.02),
     )
-    machine = MACHINES["summit"]
+    machine = CLUSTERS["summit"]
     return simulate(workload, machine, workers, policy=policy, scaling="weak", trials=100)
 
 

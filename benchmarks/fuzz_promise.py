@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from about import commit
 from samepath.engine.run.session import start
-from samepath.timing.clock import machine
+from samepath.timing.stopwatch import machine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parity"))
 from promise_fuzz import SEED, Crew, Spec, problems, specs

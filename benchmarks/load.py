@@ -32,7 +32,7 @@ from about import commit
 from load_recipe import Load, loss, made_up, maker
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
-from samepath.timing.clock import machine
+from samepath.timing.stopwatch import machine
 
 HERE = Path(__file__).parent
 GIB = 1 << 30

@@ -31,7 +31,7 @@ from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step import step as engine
 from samepath.recipe import find_recipe
-from samepath.timing.clock import machine
+from samepath.timing.stopwatch import machine
 
 ROUNDS, STEPS = 12, {"digits": 20, "nodules": 15}
 PUBLISHED = {"digits": ("MNIST", 900), "cifar10-small": ("CIFAR-10", 2000)}

@@ -28,7 +28,7 @@ from samepath.engine.run.options import Asked
 from samepath.insight.profile.profile import Profile, ProfileRequest, profile
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.timeline import Numbers, numbers
-from samepath.timing.clock import machine
+from samepath.timing.stopwatch import machine
 
 HERE = Path(__file__).parent
 PHASES = ("load", "forward", "backward", "reduce", "wait", "update", "other")

@@ -34,8 +34,8 @@ import torch.nn.functional as F
 
 import faults
 from about import commit
-from samepath.engine.elastic import step_memory as last_step
-from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.elastic import step_memory
+from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Asked, resolve
@@ -157,7 +157,7 @@ def recovery(num_workers: int, num_kills: int, folder: Path) -> dict[str, list[f
 # ---- keeping
 
 
-class Timed(LastStep):
+class Timed(StepMemory):
     """Which knows what it costs."""
 
     seconds = 0.0
@@ -208,7 +208,7 @@ def keeping(num_workers: int, folder: Path) -> dict[str, Any]:
         try:
             launch(keep_steps, (str(file),), num_workers)
         finally:
-            last_step.forget(NODULES_RUN)
+            step_memory.forget(NODULES_RUN)
         rounds.append(json.loads(file.read_text()))
     shares = [spent / (seconds - spent) for seconds, spent in rounds]
     seconds, spent = (statistics.median(figures) for figures in zip(*rounds, strict=True))

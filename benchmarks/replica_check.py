@@ -27,7 +27,7 @@ from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Asked, resolve
 from samepath.engine.step import step as engine
 from samepath.recipe import find_recipe
-from samepath.timing.clock import machine
+from samepath.timing.stopwatch import machine
 
 ROUNDS = 24
 OFTEN = sum(map(is_due, range(1 << 12))) / (1 << 12)

@@ -37,21 +37,21 @@ from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.session import start
 from samepath.plan import reduction
 from samepath.recipe import find_recipe
-from samepath.timing.clock import normalises_over_grains
-from samepath.timing.machines import NODE, flat
+from samepath.timing.links import NODE, flat
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.model import simulate
-from samepath.timing.policies import Static
-from samepath.timing.step_times import from_everybody
+from samepath.timing.model import simulate, workload_from
+from samepath.timing.policies import Buckets
 from samepath.timing.stopwatch import (
     MOST_REDUCTIONS,
     assemble,
+    normalises_over_grains,
+    read_turns,
+    run_turns,
+    shared_seconds,
     sizes_to_time,
     turns_for,
-    workload_from,
 )
-from samepath.timing.stopwatch_found import read_turns, run_turns
-from samepath.timing.stopwatch_worker import Job, Turn, work
+from samepath.timing.stopwatch_worker import TimingJob, Turn, time_on_worker
 
 HERE = Path(__file__).parent
 SHARED, LOOPBACK, GIGABIT = "shared memory", "gloo, loopback", "1 Gbit/s"
@@ -66,17 +66,18 @@ def options_of(recipe: str) -> Options:
 # ---- steps
 
 
-def everything(options: Options) -> tuple[Turn, ...]:
+def everything(options: Options, seconds: float) -> dict[Turn, float]:
     """Grains, neighbours and whole steps of one and of two workers."""
     fixed = normalises_over_grains(find_recipe(options.recipe).recipe.model())
-    return turns_for(options, 2, sizes_to_time(options, fixed=fixed), fixed=fixed)
+    turns = turns_for(options, 2, sizes_to_time(options, fixed=fixed), fixed=fixed)
+    return shared_seconds(turns, seconds, options.grain_size)
 
 
 def timed(recipe: str, link: str, seconds: float) -> MeasuredStep:
     """Parts and whole steps over a link, taking turns in one start of two workers."""
     options = options_of(recipe)
-    turns = everything(options)
-    how = {"seconds": seconds, "asked_seconds": seconds, "reductions": MOST_REDUCTIONS}
+    turns = everything(options, seconds)
+    how = {"asked_seconds": seconds, "reductions": MOST_REDUCTIONS}
     if link == GIGABIT:
         with tempfile.TemporaryDirectory() as folder, namespaces.machines(2, rate=RATE) as names:
             request = {"recipe": recipe, "folder": folder, **how}
@@ -91,7 +92,8 @@ def on_a_machine(request: dict[str, Any]) -> None:
     """One worker in a namespace of its own."""
     options = options_of(request.pop("recipe"))
     folder = Path(request.pop("folder"))
-    work(Job(options=options, turns=everything(options), folder=folder, **request))
+    turns = everything(options, request["asked_seconds"])
+    time_on_worker(TimingJob(options=options, turns=turns, folder=folder, **request))
     print("{}")
 
 
@@ -103,7 +105,7 @@ def one_pass(recipe: str, links: list[str], seconds: float) -> list[dict[str, An
         # Both namespaces are on this computer, whose cores and caches their workers share.
         machine = flat(measured.local, name=NODE)
         workload = workload_from(measured)
-        points = simulate(workload, machine, WORKERS, policy=Static(), seed=1, trials=400)
+        points = simulate(workload, machine, WORKERS, policy=Buckets(), seed=1, trials=400)
         rows += [
             {
                 "recipe": recipe,
@@ -186,8 +188,8 @@ def time_messages(path: Path) -> None:
                 bucket.settle()
                 bucket.finish()
             wall = (time.perf_counter() - began) / BLOCK
-            everybody = from_everybody(collective, (time.process_time() - cores) / BLOCK)
-            times.append((wall, statistics.fmean(everybody)))
+            mine = (time.process_time() - cores) / BLOCK
+            times.append((wall, float(collective.gather_rows(np.array([mine])).mean())))
         if session.is_first:
             path.write_text(json.dumps(times[2:]))
 

@@ -19,13 +19,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "samepath"
 FLOW = [
     {"console", "errors", "keys", "orphans", "threads", "version", "builtin"},
-    {"files"},
+    {"faults"},
+    {"files", "owners"},
     {"data"},
     {"recipe"},
     {"plan"},
     {"strategies"},
     {"engine"},
-    {"study", "timing"},
+    {"timing"},
+    {"study"},
     {"insight"},
     {"curation"},
     {"report"},
@@ -169,6 +171,8 @@ def test_modules_say_what_they_are(module: str) -> None:
         "from samepath.cli import main; main(['train', '--help'])",
         "from samepath.cli import main; main(['recipes'])",
         "from samepath.cli import main; main(['--version'])",
+        "from samepath.timing.links import find_cluster; find_cluster('summit')",
+        "import samepath.timing.model, samepath.insight.simulate, samepath.insight.folder",
     ],
 )
 def test_quick_things_do_not_load_torch(run: str) -> None:

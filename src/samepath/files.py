@@ -15,19 +15,23 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import resource
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields, is_dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from types import UnionType
+from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from samepath.errors import UserError
+from samepath.faults import fault_point
 
 PART = ".part"
 """Ends the name of what is being written."""
@@ -74,6 +78,7 @@ def write_atomically(
     """Replace a small file: the old or the new content, never half of one. A `private` one can be
     read by this user only."""
     data = content.encode() if isinstance(content, str) else content
+    fault_point("write", path=path, data=data)
     own_name = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if private else None
     with replaced(path, aside=own_name, sync=sync) as aside:
         opened = _open_private(aside) if private else aside.open("wb")
@@ -99,8 +104,21 @@ def folder_aside(path: Path, *, shared: bool = False) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def make_folder(folder: Path, *, is_new: bool = False) -> None:
+    """Make the folder that --out names, or one in it. FileExistsError for one that is not new."""
+    try:
+        folder.mkdir(parents=True, exist_ok=not is_new)
+    except OSError as error:
+        if is_new and isinstance(error, FileExistsError):
+            raise
+        raise UserError(
+            f"--out {folder} cannot be made ({error.strerror}); give another folder"
+        ) from None
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut."""
+    fault_point("rename", folder=folder)
     _sync(folder)
 
 
@@ -332,3 +350,41 @@ def _in_words(num_bytes: int) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:,.1f} {name}" if num_bytes < 10**21 else "no end of bytes"
     return f"{num_bytes:,} bytes"
+
+
+# ---- JSON and dataclasses
+
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def read_as(kind: Any, value: Any) -> Any:
+    """A value of JSON as the type a field is annotated with; ValueError where it is of another.
+    Fields with a default may be missing."""
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):  # "or None" is the only one
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        return None if value is None else read_as(inner, value)
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+        hints = get_type_hints(kind)
+        there = [f.name for f in fields(kind) if f.name in value or f.default is MISSING]
+        return kind(**{name: read_as(hints[name], value[name]) for name in there})
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(read_as(arguments[0], item) for item in value)
+    if get_origin(kind) is dict and isinstance(value, Mapping):
+        return {name: read_as(arguments[1], item) for name, item in value.items()}
+    if kind is float and (type(value) in (int, float) or value in _WORDS):
+        return _WORDS.get(value, value)
+    if type(value) is kind or (get_origin(kind) is Literal and value in arguments):
+        return value
+    raise ValueError(f"{brief(repr(value))} where {getattr(kind, '__name__', kind)} is due")
+
+
+def finite(value: Any) -> Any:
+    """The same with NaN and infinities as text, for which JSON has no words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value

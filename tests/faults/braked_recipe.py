@@ -18,28 +18,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samepath import Recipe, files
-from samepath.engine.state import checkpoint
+from samepath import Recipe
+from samepath.faults import set_fault_handler
 
 TINY = runpy.run_path(str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py"))
 FOLDER = Path(os.environ["BRAKE_FOLDER"]) if "BRAKE_FOLDER" in os.environ else None
 _has_said_so = False
 
 
-def only_with_room(owner: Any, name: str) -> None:
-    write = getattr(owner, name)
-
-    def refuse_if_full(*given: Any) -> Any:
-        if FOLDER is not None and (FOLDER / "full").exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(*given)
-
-    setattr(owner, name, refuse_if_full)
+def refuse_if_full(name: str, **_facts: Any) -> None:
+    if name == "write" and FOLDER is not None and (FOLDER / "full").exists():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 if "SAMEPATH_STORE" in os.environ:  # a worker
-    only_with_room(checkpoint, "write_tensors")
-    only_with_room(files, "write_atomically")
+    set_fault_handler(refuse_if_full)
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

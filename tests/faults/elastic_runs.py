@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.elastic.ring import MEMORY
-from samepath.engine.launch.machines import Machine
 from samepath.engine.run.options import Asked, Options
 from samepath.engine.run.request import Request
 from samepath.engine.run.train import train
@@ -177,8 +176,8 @@ def elastic(
     """Train on a range of workers, launched by this process: its fork server has torch at hand."""
     request = Request(
         recipe=str(recipe),
-        num_workers=Crew(least=least, most=most),
-        machine=Machine(workers=workers),
+        num_workers=WorkerRange(least=least, most=most),
+        machine=MachineOffer(workers=workers),
         out=out,
         **more,
     )

@@ -24,17 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samepath import Recipe, files
-from samepath.engine.comm.collective import NetworkBucket
-from samepath.engine.comm.shared_memory import SharedBucket
-from samepath.engine.elastic import ring as copies
-from samepath.engine.elastic import step_memory as last_step
-from samepath.engine.run import loop
-from samepath.engine.run.session import Session
-from samepath.engine.run.trainer import Trainer
-from samepath.engine.state import checkpoint
-from samepath.engine.state.metrics_log import Lines
+from samepath import Recipe
 from samepath.errors import UserError
+from samepath.faults import set_fault_handler
+from samepath.files import PART
 
 HERE = Path(__file__).parent
 PLAN: dict[str, Any] = json.loads((HERE / "harm.json").read_text())
@@ -105,79 +98,45 @@ def around_handler(number: int, after: Callable[[], None]) -> None:
     signal.signal(number, wrapped)
 
 
-def around(
-    owner: Any,
-    name: str,
-    before: Callable[..., object] = lambda *arguments: None,
-    after: Callable[..., object] = lambda *arguments: None,
-) -> None:
-    """Do something before and after a function of the engine."""
-    original = getattr(owner, name)
-
-    def wrapped(*arguments: Any, **more: Any) -> Any:
-        before(*arguments)
-        result = original(*arguments, **more)
-        after(*arguments)
-        return result
-
-    setattr(owner, name, wrapped)
+def damage(name: str, facts: dict[str, Any]) -> None:
+    """Leave half of what is being written, as a process does that is killed meanwhile."""
+    if name == "metrics":
+        os.write(facts["file"], facts["waiting"][: len(facts["waiting"]) // 2])
+    elif name == "write":
+        part: Path = facts["path"].with_name(facts["path"].name + PART)
+        part.write_bytes(facts["data"][: len(facts["data"]) // 2])
+    elif name == "tensors":
+        os.truncate(facts["path"], facts["path"].stat().st_size // 2)
+    elif name == "keep":
+        facts["data"][len(facts["data"]) // 2 :].fill_(170)
 
 
-def note_step(trainer: Trainer, share: Any, *_: Any) -> None:
+PHASES = {
+    ("write", "run.json"): "run.json",
+    ("write", "checkpoint.json"): "checkpoint, text",
+    ("tensors", "state.safetensors"): "checkpoint, tensors",
+    ("rename", "checkpoints"): "checkpoint, renamed",
+}
+"""What a plan calls fault points of the engine that are at many files."""
+
+
+def at_fault_point(name: str, **facts: Any) -> None:
     global now
-    now = share.batch.step
-    if os.environ["RANK"] == "0":
-        with STEPS.open("a") as file:
-            file.write(f"{now}\n")
-
-
-def write_half_a_line(lines: Lines) -> None:
-    if lines._file is not None and lines._waiting:
-        waiting, file = lines._waiting, lines._file
-        point("metrics", lambda: os.write(file, waiting[: len(waiting) // 2]))
-
-
-def write_half(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    phase = {"run.json": "run.json", "checkpoint.json": "checkpoint, text"}.get(path.name, "")
-    point(phase, lambda: part.write_text(text[: len(text) // 2]))
-
-
-def cut_off(path: Path, *_: Any) -> None:
-    point("checkpoint, tensors", lambda: os.truncate(path, path.stat().st_size // 2))
-
-
-def renamed(folder: Path) -> None:
-    if folder.name == "checkpoints":
-        point("checkpoint, renamed")
-
-
-def half_copied(data: Tensor) -> None:
-    point("keep", lambda: data[len(data) // 2 :].fill_(170))
+    if name == "step":
+        now = facts["step"]
+        if os.environ["RANK"] == "0":
+            with STEPS.open("a") as file:
+                file.write(f"{now}\n")
+    phase = name
+    if name in ("write", "tensors", "rename"):
+        phase = PHASES.get((name, (facts.get("path") or facts["folder"]).name), "")
+    if name != "metrics" or facts["waiting"]:
+        point(phase, lambda: damage(name, facts))
 
 
 if WORKER is not None:
     os.environ["SAMEPATH_LINK"] = PLAN["link"]
-    around(Trainer, "advance", before=note_step)
-    around(SharedBucket, "_add_chunk", before=lambda *_: point("reduction"))
-    around(NetworkBucket, "return_chunk", before=lambda *_: point("reduction"))
-    around(Lines, "flush", before=write_half_a_line)
-    around(checkpoint, "write_tensors", after=cut_off)
-    around(files, "write_atomically", before=write_half)
-    around(files, "sync_folder", before=renamed)
-    around(copies, "_page_sums", before=half_copied)
-    around(copies.Copies, "take_back", after=lambda *_: point("taken back"))
-    around(
-        last_step.LastStep,
-        "write",
-        before=lambda *_: point("before writing"),
-        after=lambda *_: point("written"),
-    )
-    around(last_step.LastStep, "_write", after=lambda *_: point("partly written"))
-    around(last_step.LastStep, "keep", after=lambda *_: point("kept"))
-    around(loop, "recover", before=lambda *_: point("joined"), after=lambda *_: point("recovered"))
-    around(loop.Run, "go", after=lambda *_: point("result"))
-    around(Session, "__exit__", after=lambda *_: point("end"))
+    set_fault_handler(at_fault_point)
 
 
 def loss(model: nn.Module, batch: tiny_recipe.Batch) -> Tensor:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from elastic_runs import lines
 
 from samepath.cli.digest import digest
 from samepath.engine.run.options import Asked, Options
 from samepath.engine.run.train import Request, train
 from samepath.engine.state.progress import Silent
 from samepath.engine.state.reopen import reopen
-from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import CheckpointDamaged
 
 LIMIT_SECONDS = 300
@@ -43,10 +43,6 @@ class Notes(Silent):
 def run(out: Path, **more: Any) -> str:
     """The digest it ends with."""
     return train(Request(recipe=RECIPE, num_workers=1, out=out, display=Notes, **more))[0].digest
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in f.items() if k != "seconds"} for f in RunFolder(out).read_metrics()]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 import torch
+from elastic_runs import lines
 from safetensors import SafetensorError
 from torch import nn
 
@@ -186,12 +187,6 @@ def write_recipe(folder: Path) -> Path:
     parity = str(Path(__file__).parents[1] / "parity")
     file.write_text(RECIPE.replace("{PARITY!r}", repr(parity)).replace("{EPOCHS}", str(EPOCHS)))
     return file
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    """Of metrics.jsonl, all of them whole, apart from times."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
 
 
 def checkpoints(run: Path) -> list[int]:

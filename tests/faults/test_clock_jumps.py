@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_runs import lines
 
 from samepath.engine.run import loop
 from samepath.engine.run.train import Request, train
@@ -55,10 +56,6 @@ def clock_put_back() -> Iterator[None]:
     before = time.time, time.time_ns
     yield
     time.time, time.time_ns = before
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in f.items() if k != "seconds"} for f in RunFolder(run).read_metrics()]
 
 
 def test_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines, undisturbed
+from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines
 
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
@@ -33,11 +33,6 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # as a shell has it
 os.execv({str(SAMEPATH)!r}, sys.argv)
 """
-
-
-@pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    return undisturbed(tmp_path_factory.mktemp("unhurt"), EPOCHS)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from elastic_runs import (
     lines,
     meanwhile,
     steps_repeated,
-    undisturbed,
     until,
     workers_of,
 )
@@ -28,12 +27,6 @@ from elastic_runs import (
 LIMIT_SECONDS = 300
 TIMEOUT_SECONDS = 5.0
 EPOCHS = 2
-
-
-@pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    folder = tmp_path_factory.mktemp("unhurt")
-    return undisturbed(folder, EPOCHS, harmful(folder, epochs=EPOCHS))
 
 
 def frozen(said: str) -> list[int]:

@@ -22,7 +22,6 @@ from elastic_runs import (
     lines,
     num_lines,
     start,
-    undisturbed,
     until,
 )
 
@@ -32,11 +31,6 @@ from samepath.engine.launch import leftovers
 LIMIT_SECONDS = 300
 EPOCHS = 6
 pytestmark = pytest.mark.alone  # any other run that begins would clean up first
-
-
-@pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    return undisturbed(tmp_path_factory.mktemp("unhurt"), EPOCHS)
 
 
 @pytest.fixture

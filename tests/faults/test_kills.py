@@ -25,7 +25,6 @@ from elastic_runs import (
     start,
     steps_begun,
     steps_repeated,
-    undisturbed,
     until,
     workers_of,
 )
@@ -51,12 +50,6 @@ ON_WORKER_0 = (
     "kept",
     "run.json",
 )
-
-
-@pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    folder = tmp_path_factory.mktemp("unhurt")
-    return undisturbed(folder, EPOCHS, harmful(folder, epochs=EPOCHS))
 
 
 # ---- killed by themselves, at a chosen place

@@ -9,7 +9,7 @@ import pytest
 
 from samepath.console import WaitedTooLong
 from samepath.engine.comm.environment import Place
-from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.elastic.machine import WorkerRange
 from samepath.engine.run import train as training
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
@@ -28,7 +28,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def come_second(out: Path) -> str:
-    request = Request(recipe=RECIPE, num_workers=Crew(least=1, most=4), out=out)
+    request = Request(recipe=RECIPE, num_workers=WorkerRange(least=1, most=4), out=out)
     result, _ = training._train_with_others(request, SECOND, find_recipe(RECIPE))
     return result.digest
 

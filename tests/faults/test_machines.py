@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ LIMIT_SECONDS = 600
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Course:
     return undisturbed(tmp_path_factory.mktemp("alone"))
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Braked]:
-    braked = Braked(tmp_path)
-    yield braked
-    braked.end()
 
 
 def test_one_joins_from_another_folder(run: Braked, expected: Course) -> None:
@@ -60,7 +52,7 @@ def test_machines_come_and_go(run: Braked, expected: Course) -> None:
     there = run.workers()
     third, fourth = run.join("--here", "1"), run.join("--here", "1")
     for spare in (third, fourth):
-        spare.await_words("waiting for a place in the run, which takes 3 workers")
+        spare.await_words(r"waiting for a free place: the run is full \(3 workers\)")
     run.await_steps()
     assert run.workers() == there, "those who find no place disturb nobody"
     second.send(signal.SIGTERM)
@@ -137,7 +129,7 @@ def test_nothing_to_join(
     (tmp_path / "finished").mkdir()
     (tmp_path / "finished" / "run.json").write_text(json.dumps(content))
     for name, words in (
-        ("fixed", "has a fixed number of workers; .* is started with a range, such as -n 1:8"),
+        ("fixed", r"cannot be joined: it has a fixed number of workers \(start it with -n MIN:MAX"),
         ("finished", r"is not under way \(finished\)"),
         (".", r"holds no run \(there is no run.json\); check the path"),
         ("nowhere", r"holds no run \(there is no run.json\); check the path"),

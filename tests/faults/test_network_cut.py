@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from braked_runs import Braked, listening, undisturbed
@@ -33,13 +31,6 @@ def plug(machine: int, *words: str) -> None:
     """Change what a machine's cable ends in."""
     bridge = f"{namespaces.PREFIX}-br"
     subprocess.run(["ip", "-n", bridge, "link", "set", f"p{machine}", *words], check=True)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Braked]:
-    braked = Braked(tmp_path)
-    yield braked
-    braked.end()
 
 
 def test_cuts(run: Braked) -> None:

@@ -24,7 +24,6 @@ from elastic_runs import (
     start,
     steps_begun,
     steps_repeated,
-    undisturbed,
     until,
     workers_of,
 )
@@ -37,12 +36,6 @@ from samepath.engine.state.run_folder import RunFolder
 LIMIT_SECONDS = 300
 EPOCHS = 4
 STEPS = 5 * EPOCHS
-
-
-@pytest.fixture(scope="module")
-def unhurt(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    folder = tmp_path_factory.mktemp("unhurt")
-    return undisturbed(folder, EPOCHS, harmful(folder, epochs=EPOCHS))
 
 
 def all_of(process: int) -> list[int]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from elastic_runs import RECIPE, lines, undisturbed
 
-from samepath.engine.elastic.rendezvous import Crew
-from samepath.engine.launch.machines import Machine
+from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.run.options import Asked
 from samepath.engine.run.train import Request, train
 from samepath.engine.state import metrics_log as engine_lines
@@ -26,9 +25,9 @@ lines.MOST_UNSYNCED = 1000  # about four steps
 """
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, Crew(least=1, most=2)], ids=str)
+@pytest.mark.parametrize("num_workers", [1, 2, WorkerRange(least=1, most=2)], ids=str)
 def test_metrics_between_two_checkpoints(
-    num_workers: int | Crew,
+    num_workers: int | WorkerRange,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -42,7 +41,7 @@ def test_metrics_between_two_checkpoints(
         Request(
             recipe=str(recipe),
             num_workers=num_workers,
-            machine=Machine(workers=2),
+            machine=MachineOffer(workers=2),
             asked=Asked(epochs=EPOCHS),
             out=out,
         )

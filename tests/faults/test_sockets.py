@@ -9,16 +9,15 @@ import json
 import random
 import socket
 import stat
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from braked_runs import EPOCHS, RECIPE, Braked, listening, undisturbed
 
-from samepath.engine.elastic.rendezvous import Crew, Meeting, Seat
-from samepath.engine.elastic.signed_store import SeatTaken, reach_store
+from samepath.engine.elastic.machine import WorkerRange
+from samepath.engine.elastic.rendezvous import Rendezvous
+from samepath.engine.elastic.signed_store import Endpoint, EndpointLost, reach_store
 
 LIMIT_SECONDS = 600
 OWN_LOOP = """
@@ -43,13 +42,6 @@ TALK = (
 )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Braked]:
-    braked = Braked(tmp_path)
-    yield braked
-    braked.end()
-
-
 def test_one_machine_is_enough(run: Braked) -> None:
     script = run.folder / "own_loop.py"
     script.write_text(OWN_LOOP)
@@ -67,9 +59,9 @@ def test_one_machine_is_enough(run: Braked) -> None:
 
     meeting = run.out / "meeting.json"
     assert stat.S_IMODE(meeting.stat().st_mode) == 0o600
-    seat = Seat(**json.loads(meeting.read_text()))
+    endpoint = Endpoint(**json.loads(meeting.read_text()))
     with ExitStack() as stack:
-        disturb(seat, stack)
+        disturb(endpoint, stack)
         run.await_steps()
         run.let_go()
         found = ranged.outcome()  # with all those connections open
@@ -78,15 +70,15 @@ def test_one_machine_is_enough(run: Braked) -> None:
     assert own.exit_code() == 0
 
 
-def disturb(seat: Seat, stack: ExitStack) -> None:
+def disturb(endpoint: Endpoint, stack: ExitStack) -> None:
     """What somebody can do who has found the port and has not read the secret."""
     for words in TALK:
-        where = (seat.address, seat.port)
+        where = (endpoint.address, endpoint.port)
         stranger = stack.enter_context(socket.create_connection(where, timeout=5))
         stranger.sendall(words)
-    with pytest.raises(SeatTaken, match="is of another run"):
-        Meeting(Crew(least=1, most=2), 1, seat=replace(seat, secret="0" * 32))
-    store = reach_store(seat.address, seat.port)
+    with pytest.raises(EndpointLost, match="belongs to another run"):
+        Rendezvous(WorkerRange(least=1, most=2), 1, endpoint=replace(endpoint, secret="0" * 32))
+    store = reach_store(endpoint.address, endpoint.port)
     for name in ("open", "closed", "members", "rounds", "call/1", "round/1", "ready/1/0"):
         assert not store.check([name])
         store.set(name, "x")  # where nobody looks

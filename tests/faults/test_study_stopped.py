@@ -19,9 +19,10 @@ import pytest
 
 from samepath.engine.launch.reports import Interrupted
 from samepath.study import runner
-from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, entered, look_into
-from samepath.study.results import ClockFacts, NetworkFacts
+from samepath.study.runner import PlannedRun
+from samepath.timing.links import NetworkFacts
+from samepath.timing.measured import ClockFacts
 
 RECIPE = str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py")
 ARGUMENTS = (
@@ -181,12 +182,11 @@ def test_interrupted_before_a_run_has_made_a_step(tmp_path: Path) -> None:
 def test_a_recipe_that_is_edited_meanwhile(tmp_path: Path) -> None:
     """Runs that begin later are of the recipe that the study began with."""
     recipe = Path(shutil.copy(RECIPE, tmp_path / "mine.py"))
-    opened = look_into(StudyRequest(recipe=str(recipe), out=tmp_path / "study", max_epochs=1))
+    request = StudyRequest(recipe=str(recipe), out=tmp_path / "study", max_epochs=1)
+    opened = look_into(request)
     recipe.write_text("def recipe(: half a file")
-    job = Job(folder="runs/a", label="a", options=opened.options)
-    runner.run_jobs(
-        [job], opened.folder, cores=1, command=(), source=opened.found.source, watcher=Mock()
-    )
+    job = PlannedRun(folder="runs/a", label="a", options=opened.options)
+    runner.train_runs([job], opened, request, Mock())
     assert runner.status_of(opened.folder, job) == "finished"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from samepath.study.results import NetworkFacts
+from samepath.timing.links import NetworkFacts
 from samepath.timing.measured import MeasuredStep
 
 LINK = NetworkFacts(name="x", how="measured", bytes_per_second=1e9, latency_seconds=1e-4)

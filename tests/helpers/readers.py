@@ -41,8 +41,7 @@ from samepath.engine.state.state import State
 from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.report.show import finding_sections, noise_lines
-from samepath.study.results import ClockFacts, read_clock
-from samepath.timing.measured import read_measured, write_measured
+from samepath.timing.measured import ClockFacts, read_measured, write_measured
 from samepath.web.dashboard.contents import FolderContents
 from samepath.web.explorer.explorer import Explorer
 
@@ -226,10 +225,10 @@ def on_dashboard(folder: Path) -> None:
 
 
 def read_clock_file(folder: Path) -> None:
-    from samepath.files import read_object
+    from samepath.files import read_as, read_object
 
     try:
-        read_clock(read_object(folder / "clock.json"))
+        read_as(ClockFacts, read_object(folder / "clock.json"))
     except (OSError, KeyError, TypeError) as error:  # as `study.race` takes it
         raise ValueError(str(error)) from None
 

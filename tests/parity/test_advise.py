@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from samepath.engine.run.options import Asked, Options, resolve
-from samepath.insight.advise.runs import Found, Task, short_runs
+from samepath.insight.advise.runs import ShortRuns, ShortRunsTask, short_runs
 from samepath.recipe import find_recipe
 from samepath.timing.measured import read_measured
 
@@ -28,7 +28,7 @@ def asked() -> Options:
     return resolve(find_recipe(RECIPE), Asked(epochs=40))
 
 
-def run(options: Options, **changes: Any) -> Found:
+def run(options: Options, **changes: Any) -> ShortRuns:
     task: dict[str, Any] = {
         "workers": 2,
         "recipe_rate": 0.01,
@@ -37,7 +37,7 @@ def run(options: Options, **changes: Any) -> Found:
         "noise_options": options,
         "noise_seconds": 60.0,
     }
-    return short_runs(Task(options=options, **(task | changes)))
+    return short_runs(ShortRunsTask(options=options, **(task | changes)))
 
 
 def test_rates_are_tried_and_the_noise_scale_is_measured(asked: Options) -> None:

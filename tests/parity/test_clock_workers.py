@@ -10,9 +10,11 @@ import pytest
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
-from samepath.timing import clock as clock_module
-from samepath.timing.clock import Clock, measure_clock, predictions
-from samepath.timing.links import PRESETS, measure_network
+from samepath.study.collect import predictions
+from samepath.timing import stopwatch
+from samepath.timing.links import PRESETS
+from samepath.timing.model import Clock
+from samepath.timing.stopwatch import measure_clock, measure_network
 
 pytestmark = pytest.mark.alone
 
@@ -40,10 +42,10 @@ def recipe():
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_module, "PASSES", 1)
-    monkeypatch.setattr(clock_module, "LEAST_STEPS", 6)
-    monkeypatch.setattr(clock_module, "STEP_SECONDS", 0.5)
-    monkeypatch.setattr(clock_module, "GRAIN_SECONDS", 0.5)
+    monkeypatch.setattr(stopwatch, "PASSES", 1)
+    monkeypatch.setattr(stopwatch, "LEAST_STEPS", 6)
+    monkeypatch.setattr(stopwatch, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(stopwatch, "GRAIN_SECONDS", 0.5)
 
 
 def options_of(recipe: str) -> Options:
@@ -99,7 +101,7 @@ def test_grains_of_batch_norm_stay() -> None:
 
 
 def test_the_link_here() -> None:
-    facts = measure_network()
+    facts = measure_network(options_of("digits"))
     assert (facts.name, facts.how) == ("here", "measured")
     assert 1e7 < facts.bytes_per_second < 1e12
     assert 1e-7 < facts.latency_seconds < 0.1

@@ -19,9 +19,8 @@ from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.report.curation import comparison_table, finish_comparison, verdict
-from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, look_into
-from samepath.study.runner import request_for
+from samepath.study.runner import PlannedRun, request_for
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 SIZES, DECAYS = (10, 20), (0.01, 0.1)
@@ -105,10 +104,10 @@ def test_a_run_is_what_train_does(
 def test_a_study_takes_a_keep_list(found: tuple[Path, Comparison]) -> None:
     folder, _ = found
     asked = StudyRequest(recipe=RECIPE, keep=str(folder / "keep.csv"), out=folder / "study")
-    options = look_into(asked).options
-    assert options.num_examples == 40
-    job = Job(folder="runs/a", label="a", options=options)
-    assert request_for(job, folder / "a", 1, (), None).keep == str(folder / "keep.csv")
+    opened = look_into(asked)
+    assert opened.options.num_examples == 40
+    run = PlannedRun(folder="runs/a", label="a", options=opened.options)
+    assert request_for(run, opened, asked, 1).keep == str(folder / "keep.csv")
 
 
 def test_everything_is_written(found: tuple[Path, Comparison]) -> None:

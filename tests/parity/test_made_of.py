@@ -17,15 +17,15 @@ import pytest
 
 from samepath.engine.checks.fingerprints import own_modules
 from samepath.engine.checks.hardware import describe_cpu, versions
-from samepath.engine.launch.machines import Machine
+from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.options import Asked, Options, recipe_of
 from samepath.engine.run.train import Request, join, train
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.study import runner
-from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, entered, look_into
+from samepath.study.runner import PlannedRun
 
 RECIPE = """
 from pathlib import Path
@@ -182,11 +182,10 @@ def test_a_worker_that_begins_later_refuses_too(go: Go, folder: Path, name: str)
 def test_the_runs_of_a_study_are_of_one_code(folder: Path, name: str) -> None:
     request = StudyRequest(recipe=str(folder / "recipe.py"), out=folder / "study", max_epochs=1)
     opened = look_into(request)
-    jobs = [Job(folder=f"runs/{n}", label=n, options=opened.options) for n in ("a", "b")]
+    jobs = [PlannedRun(folder=f"runs/{n}", label=n, options=opened.options) for n in ("a", "b")]
 
-    def run(job: Job) -> None:
-        source = opened.found.source
-        runner.run_jobs([job], opened.folder, cores=1, command=(), source=source, watcher=Mock())
+    def run(job: PlannedRun) -> None:
+        runner.train_runs([job], opened, request, Mock())
 
     with entered(opened, request, "race"):
         run(jobs[0])
@@ -279,7 +278,7 @@ def test_who_joins_compares_too(go: Go, folder: Path) -> None:
     go(asked=Asked(steps=1))
     change(folder, status="running", start={"crew": [1, 2]}, versions=OTHER)
     with pytest.raises(UserError, match=r"trained on Intel Xeon.*add --other-hardware"):
-        join(folder / "run", Machine(workers=1))
+        join(folder / "run", MachineOffer(workers=1))
 
 
 def test_one_worker_elsewhere_is_in_run_json(folder: Path) -> None:

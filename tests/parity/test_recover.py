@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import samepath
-from samepath.engine.elastic import ring as copies
+from samepath.engine.elastic import ring
 from samepath.engine.elastic.recover import recover
-from samepath.engine.elastic.step_memory import LastStep, newest
+from samepath.engine.elastic.step_memory import StepMemory, newest
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
@@ -45,11 +45,11 @@ def body(
     worker = int(os.environ["RANK"])
     found: dict[str, list[object]] = {}
     for link in ("auto", "network"):
-        copies.MEMORY = Path(folder) / f"memory-{worker}-{link}"
-        copies.MEMORY.mkdir()
+        ring.MEMORY = Path(folder) / f"memory-{worker}-{link}"
+        ring.MEMORY.mkdir()
         with samepath.start(link=link) as session:
             first = trainer(session)
-            keeper = LastStep(RUN, Path(folder), pytest.fail)
+            keeper = StepMemory(RUN, Path(folder), pytest.fail)
             disk = Path(folder) / link
             digests = {0: first.digest()}
             for share in first.batches(torch.arange(144.0).view(36, 4) / 144, 0):
@@ -137,11 +137,11 @@ def hand_out(folder: str, logged: int) -> None:
     """Steps 1 to 4 are kept on the machine of worker 1, the last three as gradients; of some, lines
     are on disk."""
     worker = int(os.environ["RANK"])
-    copies.MEMORY = Path(folder) / f"memory-{worker}"
-    copies.MEMORY.mkdir()
+    ring.MEMORY = Path(folder) / f"memory-{worker}"
+    ring.MEMORY.mkdir()
     with samepath.start() as session:
         first = strided(session)
-        memory = LastStep(RUN, Path(folder), pytest.fail)
+        memory = StepMemory(RUN, Path(folder), pytest.fail)
         first.around_update = partial(memory.around_update, first)
         digests = {}
         for share in first.batches(torch.arange(24 * 48.0).view(24, 3, 4, 4) / 999, 0):

@@ -10,11 +10,11 @@ import pytest
 from samepath.engine.run.options import Asked, resolve
 from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
-from samepath.timing.machines import find_machine
+from samepath.timing.links import find_cluster
 from samepath.timing.measured import MeasuredStep, read_measured, write_measured
-from samepath.timing.model import simulate
-from samepath.timing.policies import Static
-from samepath.timing.stopwatch import measure_step, workload_from
+from samepath.timing.model import simulate, workload_from
+from samepath.timing.policies import Buckets
+from samepath.timing.stopwatch import measure_step
 
 pytestmark = pytest.mark.alone
 
@@ -83,8 +83,8 @@ def test_grains_gradients_and_updates_are_told_apart(measured: MeasuredStep) -> 
 @pytest.mark.skipif(available_workers() < 2, reason="needs two cores")
 def test_two_workers_take_what_is_predicted_from_one(measured: MeasuredStep) -> None:
     assert measured.crowding["2"] == pytest.approx(1.0, abs=0.25)  # sleepers do not mind
-    machine = find_machine("here", measured.local)
-    alone, two = simulate(workload_from(measured), machine, [1, 2], policy=Static())
+    here = find_cluster("here", measured.local)
+    alone, two = simulate(workload_from(measured), here, [1, 2], policy=Buckets())
     assert alone.median_seconds == pytest.approx(measured.step_seconds["1"], rel=0.2)
     assert two.median_seconds == pytest.approx(measured.step_seconds["2"], rel=0.25)
 

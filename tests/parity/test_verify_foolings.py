@@ -14,7 +14,7 @@ import pytest
 
 from samepath.cli import main
 from samepath.engine.run.options import Asked
-from samepath.engine.verify.trace import Trace
+from samepath.engine.verify.trace import WorkerTrace
 from samepath.engine.verify.verify import Difference, Verdict, VerifyRequest, verify
 from samepath.errors import SamepathError, WorkerFailed
 
@@ -246,15 +246,15 @@ def test_forged_traces_do_not_make_runs_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should all fingerprints agree by mistake, digests still do not."""
-    read = Trace.read
+    read = WorkerTrace.read
 
-    def forged(path: Path) -> Trace:
+    def forged(path: Path) -> WorkerTrace:
         trace = read(path)
         trace.steps = [dict.fromkeys(facts, "same") for facts in trace.steps]
         trace.end = dict.fromkeys(trace.end, "same")
         return trace
 
-    monkeypatch.setattr(Trace, "read", staticmethod(forged))
+    monkeypatch.setattr(WorkerTrace, "read", staticmethod(forged))
     verdict = verdict_of(OPTIMIZER_DRAWS, tmp_path)
     assert not verdict.equal
     assert verdict.difference is not None

@@ -22,13 +22,11 @@ from samepath.report.study_losses import warmup_epochs
 from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
 from samepath.study.results import (
     Cell,
-    ClockFacts,
     Ended,
     Epoch,
     GridRun,
     GridStudy,
     Interval,
-    NetworkFacts,
     Prediction,
     Rate,
     RunRecord,
@@ -36,6 +34,8 @@ from samepath.study.results import (
     Target,
     Tried,
 )
+from samepath.timing.links import NetworkFacts
+from samepath.timing.measured import ClockFacts
 
 TARGET = 0.0016384
 BATCH = 32

@@ -11,7 +11,8 @@ import pytest
 
 from samepath.report.study_verdict import verdict
 from samepath.report.words import duration
-from samepath.study.results import Cell, Ended, How, Interval
+from samepath.study.results import Cell, Ended, Interval
+from samepath.timing.measured import How
 
 
 def cell(

@@ -10,7 +10,7 @@ import pytest
 from samepath.cli import main
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.recipe import find_recipe
-from samepath.study.grid import file_name, race_entries, same_as_strong
+from samepath.study.race import file_name, race_entries, same_as_strong
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +46,21 @@ def test_who_keeps_the_sequential_path(strategy: str, k: int, same: bool) -> Non
 def test_entries_share_paths(options: Options) -> None:
     entries = race_entries(options, ["strong", "weak", "linear"], [1, 2, 4, 64], [0, 1])
     assert len(entries) == 3 * 4 * 2
-    trained = {entry.job.folder for entry in entries if entry.job is not None}
+    trained = {entry.run.folder for entry in entries if entry.run is not None}
     assert trained == {
         f"runs/{name}-seed{seed}"
         for seed in (0, 1)
         for name in ("strong", "weak-k2", "weak-k4", "linear-k2", "linear-k4")
     }
-    none = [entry for entry in entries if entry.job is None]
+    none = [entry for entry in entries if entry.run is None]
     assert {(entry.strategy, entry.workers) for entry in none} == {("weak", 64), ("linear", 64)}
     assert all("larger than the data" in entry.why for entry in none)
 
 
 def test_rates_have_folders_of_their_own(options: Options) -> None:
     (entry, *_) = race_entries(replace(options, learning_rate=0.125), [], [1], [0])
-    assert entry.job is not None
-    assert entry.job.folder == "runs/strong-rate0.125-seed0"
+    assert entry.run is not None
+    assert entry.run.folder == "runs/strong-rate0.125-seed0"
     assert file_name("warmup:epochs=10") == "warmup-epochs-10"
     assert file_name("../mine.py") == "..-mine.py"
 

@@ -12,24 +12,22 @@ from torch import nn
 
 from samepath.errors import UserError
 from samepath.plan import assign, reduction
-from samepath.study.results import ClockFacts, NetworkFacts
-from samepath.timing.clock import (
-    Clock,
-    Mode,
-    grain_sizes,
-    normalises_over_grains,
-    predictions,
-)
+from samepath.study.collect import predictions
 from samepath.timing.links import (
     MESSAGE_LATENCIES,
     PRESETS,
+    NetworkFacts,
     Traffic,
     fit_link,
+    flat,
     parse_network,
-    reduction_seconds,
+    reduction_cost,
     traffic,
 )
-from samepath.timing.step_times import Kind, fit_steps
+from samepath.timing.measured import ClockFacts
+from samepath.timing.model import Clock, Mode
+from samepath.timing.stopwatch import fit_steps, grain_sizes, normalises_over_grains
+from samepath.timing.stopwatch_worker import StepShape
 
 FREE = NetworkFacts(name="free", how="given", bytes_per_second=1e30, latency_seconds=0.0)
 SLOW = NetworkFacts(name="slow", how="given", bytes_per_second=1e6, latency_seconds=1e-3)
@@ -183,7 +181,8 @@ def test_reduction_time(case: tuple[int, int]) -> None:
     workers, num_grains = case
     found = traffic(workers, num_grains)
     expected = (found.rounds + MESSAGE_LATENCIES * found.further) * 1e-3 + found.gradients * 2.0
-    assert reduction_seconds(SLOW, 2_000_000, workers, num_grains) == pytest.approx(expected)
+    cost = reduction_cost(flat(SLOW), min(case), "samepath", num_grains=num_grains)
+    assert cost(2_000_000) == pytest.approx(expected)
 
 
 @given(st.floats(1e-7, 1e-2), st.floats(1e5, 1e12), st.integers(0, 2**32))
@@ -214,7 +213,7 @@ def test_exact_steps_are_taken_apart_exactly(
     serial: float, grains: dict[int, float], numbers: list[int]
 ) -> None:
     steps = {
-        Kind(number * size, size): serial + number * seconds
+        StepShape(number * size, size): serial + number * seconds
         for size, seconds in grains.items()
         for number in numbers
     }
@@ -224,26 +223,26 @@ def test_exact_steps_are_taken_apart_exactly(
     assert list(found) == sorted(grains)
 
 
-kinds = st.builds(lambda number, size: Kind(number * size, size), st.integers(1, 9), st.just(4))
+shapes = st.integers(1, 9).map(lambda number: StepShape(number * 4, 4))
 
 
-@given(st.dictionaries(kinds, st.floats(1e-9, 1e3), min_size=1))
-def test_no_noise_makes_a_time_negative(steps: dict[Kind, float]) -> None:
+@given(st.dictionaries(shapes, st.floats(1e-9, 1e3), min_size=1))
+def test_no_noise_makes_a_time_negative(steps: dict[StepShape, float]) -> None:
     serial, grains = fit_steps(steps)
     assert serial >= 0
     assert all(seconds >= 0 for seconds in grains.values())
 
 
 def test_one_bad_time_is_outvoted() -> None:
-    steps = {Kind(8 * n, 8): 1.0 + 2.0 * n for n in (1, 2, 4, 8)}
-    steps[Kind(16, 8)] *= 10
+    steps = {StepShape(8 * n, 8): 1.0 + 2.0 * n for n in (1, 2, 4, 8)}
+    steps[StepShape(16, 8)] *= 10
     serial, grains = fit_steps(steps)
     assert serial == pytest.approx(1.0, abs=0.5)
     assert grains[8] == pytest.approx(2.0, rel=0.1)
 
 
 def test_without_a_line_everything_is_grains() -> None:
-    assert fit_steps({Kind(8, 8): 3.0}) == (0.0, {8: 3.0})
+    assert fit_steps({StepShape(8, 8): 3.0}) == (0.0, {8: 3.0})
 
 
 def test_sizes_to_time() -> None:
@@ -272,7 +271,7 @@ def test_a_step_by_hand() -> None:
     made = clock()
     assert made.compute_seconds(batch_size=33, workers=3) == pytest.approx(2 * 8.25)
     assert made.compute_seconds(batch_size=33, workers=1) == pytest.approx(4 * 8.25 + 1.25)
-    reduced = reduction_seconds(SLOW, 1_000_000, 3, 5)
+    reduced = 2.25e-3 + traffic(3, 5).gradients  # two exchanges, two further messages
     assert made.modelled(batch_size=33, workers=3) == pytest.approx(0.5 + 16.5 + reduced)
     # grains of 3 for 11 workers: the line between the sizes 2 and 4
     assert made.grain_size(batch_size=33, workers=11) == 3

@@ -13,21 +13,36 @@ from hypothesis import strategies as st
 
 from samepath.errors import UserError
 from samepath.plan import assign
-from samepath.study.results import ClockFacts, NetworkFacts
 from samepath.timing import model as module
-from samepath.timing.links import MESSAGE_LATENCIES, reduction_seconds
-from samepath.timing.machines import MACHINES, Cost, Machine, flat
-from samepath.timing.model import Policy, Simulated, simulate
-from samepath.timing.policies import DDP, Queue, Static, bucket_up, run_queue, run_static
-from samepath.timing.workload import (
+from samepath.timing.links import (
+    CLUSTERS,
+    MESSAGE_LATENCIES,
+    Cluster,
+    Cost,
+    NetworkFacts,
+    flat,
+    traffic,
+)
+from samepath.timing.model import (
     Scaling,
-    Spread,
+    Simulated,
+    TimeSpread,
     Workload,
     assumed_ready,
     draw,
+    interpolated,
     measured_spread,
     share_out,
-    workload_of,
+    simulate,
+)
+from samepath.timing.policies import (
+    DDP,
+    Buckets,
+    Policy,
+    Queue,
+    bucket_up,
+    run_buckets,
+    run_queue,
 )
 
 
@@ -39,7 +54,7 @@ def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
 
 FREE = flat(link(1e30, 0.0))
 SLOW = flat(link(1e6, 1e-3))
-ONE_BUCKET = Static(bucket_bytes=1 << 40, algorithm="ring", overlap=False)
+ONE_BUCKET = Buckets(bucket_bytes=1 << 40, algorithm="ring", overlap=False)
 
 
 def load(
@@ -51,7 +66,7 @@ def load(
     serial: float = 0.5,
     num_bytes: tuple[int, ...] = (40_000, 60_000),
     ready: tuple[float, ...] = (),
-    spread: Spread | None = None,
+    spread: TimeSpread | None = None,
 ) -> Workload:
     return Workload(
         name="made up",
@@ -62,19 +77,19 @@ def load(
         serial_seconds=serial,
         tensor_bytes=num_bytes,
         tensor_ready=ready or assumed_ready(len(num_bytes)),
-        spread=spread or Spread(),
+        spread=spread or TimeSpread(),
     )
 
 
 def at(
     workers: int,
     workload: Workload,
-    machine: Machine,
+    cluster: Cluster,
     policy: Policy,
     scaling: Scaling = "strong",
     trials: int = 20,
 ) -> Simulated:
-    (found,) = simulate(workload, machine, [workers], policy=policy, scaling=scaling, trials=trials)
+    (found,) = simulate(workload, cluster, [workers], policy=policy, scaling=scaling, trials=trials)
     return found
 
 
@@ -84,11 +99,11 @@ def at(
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 24])
 def test_without_a_network_a_step_is_the_longest_run(workers: int) -> None:
     """A grain takes as long whoever computes it: 24 workers with one each tell how long."""
-    workload = load(spread=Spread(grain=0.3))
+    workload = load(spread=TimeSpread(grain=0.3))
     alone = draw(workload, share_out(workload, 24, "strong"), seed=0, trials=range(20)).last
     runs = assign(24, workers)
     expected = [max(sum(times[run.start : run.stop]) for run in runs) + 0.5 for times in alone]
-    found = at(workers, workload, FREE, Static())
+    found = at(workers, workload, FREE, Buckets())
     assert found.step_seconds == pytest.approx(np.mean(expected))
     assert (found.low_seconds, found.high_seconds) == pytest.approx(
         tuple(np.quantile(expected, [0.05, 0.95]))
@@ -111,7 +126,7 @@ def test_buckets_that_fit_behind_computing_leave_only_the_last() -> None:
     """Ready at 0.25 and 1 of a grain of 0.04 s; each takes 0.01 s at two workers."""
     workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
     machine = flat(link(1e6, 0.0))
-    found = at(2, workload, machine, Static(bucket_bytes=0, algorithm="ring"))
+    found = at(2, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
     assert found.step_seconds == pytest.approx(12 * 0.04 + 0.01 + 0.5)
     assert found.hidden == pytest.approx(0.5)
 
@@ -119,14 +134,14 @@ def test_buckets_that_fit_behind_computing_leave_only_the_last() -> None:
 def test_buckets_that_do_not_fit_follow_one_another() -> None:
     workload = load(num_bytes=(50_000, 10_000), ready=(0.25, 1.0))
     machine = flat(link(1e6, 0.0))
-    found = at(2, workload, machine, Static(bucket_bytes=0, algorithm="ring"))
+    found = at(2, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
     assert found.step_seconds == pytest.approx(11.25 * 0.04 + 0.06 + 0.5)
     assert found.hidden == pytest.approx(0.03 / 0.06)
 
 
 def test_without_overlap_all_buckets_come_after_computing() -> None:
     workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
-    policy = Static(bucket_bytes=0, algorithm="ring", overlap=False)
+    policy = Buckets(bucket_bytes=0, algorithm="ring", overlap=False)
     found = at(2, workload, flat(link(1e6, 0.0)), policy)
     assert found.step_seconds == pytest.approx(12 * 0.04 + 0.02 + 0.5)
 
@@ -134,15 +149,16 @@ def test_without_overlap_all_buckets_come_after_computing() -> None:
 def test_a_bucket_waits_for_the_worker_that_has_it_last() -> None:
     """3 grains on 2 workers: the first has the bucket after one grain and a quarter."""
     workload = load(batch=12, fixed=True, num_bytes=(100_000,), ready=(0.25,))
-    found = at(2, workload, flat(link(1e6, 0.0)), Static(algorithm="ring"))
+    found = at(2, workload, flat(link(1e6, 0.0)), Buckets(algorithm="ring"))
     assert found.step_seconds == pytest.approx(1.25 * 0.04 + 0.1 + 0.5)
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(8, 2), (24, 2), (12, 3), (28, 3)])
 def test_our_own_reduction_ships_the_sums_of_the_plan(batch: int, workers: int) -> None:
     workload = load(batch=batch, fixed=True)
-    found = at(workers, workload, SLOW, Static(bucket_bytes=1 << 40, overlap=False))
-    ours = reduction_seconds(SLOW.levels[0].network, 100_000, workers, batch // 4)
+    found = at(workers, workload, SLOW, Buckets(bucket_bytes=1 << 40, overlap=False))
+    sent = traffic(workers, batch // 4)
+    ours = 1e-3 * (sent.rounds + MESSAGE_LATENCIES * sent.further) + 0.1 * sent.gradients
     compute = max(map(len, assign(batch // 4, workers))) * 0.04
     assert found.step_seconds == pytest.approx(compute + ours + 0.5)
 
@@ -151,7 +167,7 @@ def test_the_latency_of_one_bucket_hides_behind_the_next() -> None:
     """Two buckets of 0.01 s at two workers, after computing; 2 ms on the way, of which messages
     take the link for a part."""
     workload = load(batch=64, num_bytes=(10_000, 10_000))
-    found = at(2, workload, SLOW, Static(bucket_bytes=0, overlap=False))
+    found = at(2, workload, SLOW, Buckets(bucket_bytes=0, overlap=False))
     taken = 2 * MESSAGE_LATENCIES * 1e-3
     assert found.step_seconds == pytest.approx(8 * 0.04 + 2 * 0.01 + taken + 2e-3 + 0.5)
     assert found.reduction_seconds == pytest.approx(2 * (0.01 + taken))
@@ -162,7 +178,7 @@ def test_two_exchanges_travel_at_once_and_records_come_last() -> None:
     buffers and the record wait for a lane each, and the buffers for 2 ms more."""
     workload = replace(load(batch=64, num_bytes=(1, 1)), buffer_bytes=1)
     quick = flat(link(1e12, 1e-3))
-    policy = Static(bucket_bytes=0, overlap=False)
+    policy = Buckets(bucket_bytes=0, overlap=False)
     message = 2 * MESSAGE_LATENCIES * 1e-3  # in which the link carries nothing else
     waiting = 2e-3 + message  # second bucket
     assert at(2, replace(workload, buffer_bytes=0), quick, policy).step_seconds == pytest.approx(
@@ -181,7 +197,7 @@ def test_a_reduction_hides_only_what_its_cores_leave(taken: float) -> None:
     a whole core (shared memory: workers add by themselves) it is as if none were."""
     workload = load(batch=64, num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
     machine = flat(replace(link(1e6, 0.0), cores_taken=taken))
-    found = at(2, workload, machine, Static(bucket_bytes=0))
+    found = at(2, workload, machine, Buckets(bucket_bytes=0))
     assert found.step_seconds == pytest.approx(8 * 0.04 + 0.01 + taken * 0.01 + 0.5)
     assert found.hidden == pytest.approx(0.5 * (1.0 - taken))
 
@@ -189,12 +205,13 @@ def test_a_reduction_hides_only_what_its_cores_leave(taken: float) -> None:
 def test_neighbours_slow_grains_and_updates_down() -> None:
     workload = replace(load(), crowding={2: 1.5})
     node = flat(link(1e30, 0.0), name="node")
-    assert at(2, workload, node, Static()).step_seconds == pytest.approx(1.5 * (12 * 0.04 + 0.5))
-    assert at(2, workload, FREE, Static()).step_seconds == pytest.approx(12 * 0.04 + 0.5)
+    assert at(2, workload, node, Buckets()).step_seconds == pytest.approx(1.5 * (12 * 0.04 + 0.5))
+    assert at(2, workload, FREE, Buckets()).step_seconds == pytest.approx(12 * 0.04 + 0.5)
 
 
 def test_grains_beyond_the_largest_measured_take_as_long_for_each_example() -> None:
-    assert load(grain=4).seconds_of(np.array([2, 4, 12])) == pytest.approx([0.02, 0.04, 0.12])
+    found = interpolated(load(grain=4).grain_seconds, np.array([2, 4, 12]))
+    assert found == pytest.approx([0.02, 0.04, 0.12])
 
 
 def test_a_short_last_grain_is_short() -> None:
@@ -207,31 +224,31 @@ def test_weak_scaling_does_not_cut_grains_finer() -> None:
 
 
 def test_grains_and_workers_are_drawn_apart() -> None:
-    workload = load(batch=4, fixed=True, spread=Spread(grain=0.2, worker=0.2))
+    workload = load(batch=4, fixed=True, spread=TimeSpread(grain=0.2, worker=0.2))
     drawn = draw(workload, share_out(workload, 500, "weak"), seed=0, trials=range(20))
     assert np.std(np.log(drawn.last)) == pytest.approx(0.2 * math.sqrt(2), rel=0.03)
 
 
 def test_idle_workers_are_paid_for() -> None:
-    found = at(10, load(batch=8, fixed=True), FREE, Static())
+    found = at(10, load(batch=8, fixed=True), FREE, Buckets())
     assert found.busy_workers == 2
     assert found.efficiency == pytest.approx((0.08 + 0.5) / (0.04 + 0.5) / 10)
-    finer = at(10, load(batch=8), FREE, Static())
+    finer = at(10, load(batch=8), FREE, Buckets())
     assert finer.busy_workers == 8
     assert finer.step_seconds == pytest.approx(0.01 + 0.5)
 
 
 def test_waiting_is_for_the_slowest() -> None:
     """3 grains on 2 workers: one waits for a grain, so on average half a grain is waited."""
-    found = at(2, load(batch=12, fixed=True), FREE, Static())
+    found = at(2, load(batch=12, fixed=True), FREE, Buckets())
     assert found.waiting == pytest.approx(0.5 * 0.04 / (2 * 0.04 + 0.5))
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3])
 def test_stragglers_are_the_largest_of_lognormals(sigma: float) -> None:
     """The mean of the largest of 64, from its distribution Phi(log x / sigma)^64."""
-    workload = load(batch=4, fixed=True, serial=0.0, spread=Spread(grain=sigma))
-    found = at(64, workload, FREE, Static(), "weak", trials=2000)
+    workload = load(batch=4, fixed=True, serial=0.0, spread=TimeSpread(grain=sigma))
+    found = at(64, workload, FREE, Buckets(), "weak", trials=2000)
     x = np.linspace(0.0, math.exp(8 * sigma), 200_001)[1:]
     below = np.array([0.5 * (1 + math.erf(math.log(v) / sigma / math.sqrt(2))) for v in x[::20]])
     mean = float(np.sum(1.0 - below**64) * (x[20] - x[0]))
@@ -241,8 +258,8 @@ def test_stragglers_are_the_largest_of_lognormals(sigma: float) -> None:
 def test_a_slow_worker_is_slow_in_all_its_grains() -> None:
     """So its spread does not average out over many grains, as that of grains does."""
     many = {
-        what: at(32, load(batch=400, serial=0.0, spread=spread), FREE, Static(), "weak", 200)
-        for what, spread in (("grain", Spread(grain=0.2)), ("worker", Spread(worker=0.2)))
+        what: at(32, load(batch=400, serial=0.0, spread=spread), FREE, Buckets(), "weak", 200)
+        for what, spread in (("grain", TimeSpread(grain=0.2)), ("worker", TimeSpread(worker=0.2)))
     }
     # the largest of 32 normals is 2.07 on average; 100 grains a worker
     assert many["worker"].step_seconds == pytest.approx(4.0 * math.exp(0.2 * 2.07), rel=0.04)
@@ -257,7 +274,7 @@ def test_workers_of_one_node_slow_each_other() -> None:
     assert at(2, workload, in_one, DDP).step_seconds == pytest.approx(2 * 0.04 * 1.2)
     assert at(3, workload, in_one, DDP).step_seconds == pytest.approx(0.04 * 1.6)
     assert at(3, workload, FREE, DDP).step_seconds == pytest.approx(0.04)
-    assert MACHINES["summit"].side_by_side(4) == 1  # its GPUs are not these cores
+    assert CLUSTERS["summit"].side_by_side(4) == 1  # its GPUs are not these cores
 
 
 def test_measured_factors_are_drawn_as_they_were_measured() -> None:
@@ -352,9 +369,9 @@ def test_the_queue_against_one_played_cycle_by_cycle(
 
 
 def test_a_queue_without_delay_is_static() -> None:
-    workload = load(num_bytes=(30_000, 10_000, 60_000), spread=Spread(grain=0.2))
+    workload = load(num_bytes=(30_000, 10_000, 60_000), spread=TimeSpread(grain=0.2))
     machine = flat(link(1e6, 0.0))
-    static = at(5, workload, machine, Static(bucket_bytes=0, algorithm="ring"))
+    static = at(5, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
     queue = at(5, workload, machine, Queue(cycle_seconds=1e-7, fusion_bytes=0, message_seconds=0.0))
     assert queue.step_seconds == pytest.approx(static.step_seconds, rel=1e-5)
     assert queue.hidden == pytest.approx(static.hidden, rel=1e-3)
@@ -376,7 +393,7 @@ def test_without_latency_no_queue_is_ahead_of_static_buckets(
 ) -> None:
     num_bytes = [10 + i for i in range(len(ready))]
     cost, row = Cost(0.0, 0.005), np.array([ready])
-    static = run_static(row, row[:, -1], num_bytes, cost, Static(bucket_bytes=0))
+    static = run_buckets(row, row[:, -1], num_bytes, cost, Buckets(bucket_bytes=0))
     queue = run_queue(
         row,
         row[:, -1],
@@ -404,10 +421,10 @@ def test_without_latency_no_queue_is_ahead_of_static_buckets(
 def test_a_worse_link_never_helps_and_overlap_never_hurts(
     workers: int, rate: float, latency: float, worse: float, algorithm: str
 ) -> None:
-    policy = Static(bucket_bytes=20_000, algorithm=algorithm)  # type: ignore[arg-type]
-    workload = load(num_bytes=(10_000,) * 6, spread=Spread(grain=0.1))
+    policy = Buckets(bucket_bytes=20_000, algorithm=algorithm)  # type: ignore[arg-type]
+    workload = load(num_bytes=(10_000,) * 6, spread=TimeSpread(grain=0.1))
 
-    def step(rate: float, latency: float, how: Static = policy) -> float:
+    def step(rate: float, latency: float, how: Buckets = policy) -> float:
         return at(workers, workload, flat(link(rate, latency)), how).step_seconds
 
     best = step(rate, latency)
@@ -420,7 +437,7 @@ def test_a_worse_link_never_helps_and_overlap_never_hurts(
 @given(workers=st.integers(1, 300), more=st.integers(1, 300), seed=st.integers(0, 9))
 def test_more_workers_wait_for_a_slower_slowest(workers: int, more: int, seed: int) -> None:
     """Draws are keyed by worker and grain, so this holds draw by draw, not only on average."""
-    workload = load(batch=8, spread=Spread(grain=0.2, worker=0.1))
+    workload = load(batch=8, spread=TimeSpread(grain=0.2, worker=0.1))
     few, many = simulate(
         workload, FREE, [workers, workers + more], policy=DDP, scaling="weak", seed=seed, trials=5
     )
@@ -430,7 +447,7 @@ def test_more_workers_wait_for_a_slower_slowest(workers: int, more: int, seed: i
 
 
 def test_a_seed_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = load(spread=Spread(grain=0.2, worker=0.1))
+    workload = load(spread=TimeSpread(grain=0.2, worker=0.1))
     for policy in (DDP, Queue()):
         first = simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=3)
         assert simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=3) == first
@@ -457,49 +474,27 @@ def test_buckets_are_filled_as_the_engine_does() -> None:
     tensors = [torch.empty(size, dtype=torch.float32) for size in sizes]
     _, lengths = lay_out(tensors, 2000)
     backward = [4 * size for size in reversed(sizes)]
-    found, last = bucket_up(backward, Static(bucket_bytes=2000))
+    found, last = bucket_up(backward, Buckets(bucket_bytes=2000))
     assert found == [4 * length for length in lengths]
     assert last[-1] == len(sizes) - 1
-    assert bucket_up([8, 8, 8, 8], Static(bucket_bytes=24, first_bucket_bytes=8)) == (
+    assert bucket_up([8, 8, 8, 8], Buckets(bucket_bytes=24, first_bucket_bytes=8)) == (
         [8, 24],
         [0, 3],
     )
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("policy", [DDP, Static(), Queue()])
+@pytest.mark.parametrize("policy", [DDP, Buckets(), Queue()])
 def test_1536_workers_take_seconds(policy: Policy) -> None:
     workload = load(
-        batch=64, num_bytes=(600_000,) * 160, fixed=True, spread=Spread(grain=0.05, worker=0.02)
+        batch=64, num_bytes=(600_000,) * 160, fixed=True, spread=TimeSpread(grain=0.05, worker=0.02)
     )
     began = time.perf_counter()
-    simulate(workload, MACHINES["summit"], [1536], policy=policy, scaling="weak")
+    simulate(workload, CLUSTERS["summit"], [1536], policy=policy, scaling="weak")
     assert time.perf_counter() - began < 5.0
 
 
-# ---- from the clock, and bad input
-
-
-def test_a_workload_from_the_clock() -> None:
-    facts = ClockFacts(
-        network=link(1e9, 1e-5),
-        local=link(1e9, 1e-5),
-        gradient_bytes=100,
-        serial_seconds=0.1,
-        grain_seconds={"1": 0.02, "4": 0.05},
-        measured_step_seconds={},
-        threads=1,
-        machine="imagined",
-        grain_size=4,
-        grain_fixed=False,
-        busy_cores=0.0,
-    )
-    workload = workload_of(facts, name="x", batch_size=16, tensor_bytes=[60, 40])
-    assert workload.tensor_ready == pytest.approx((2 / 3, 1.0))
-    assert at(1, workload, FREE, DDP).step_seconds == pytest.approx(4 * 0.05 + 0.1)
-    assert at(8, workload, FREE, DDP).step_seconds == pytest.approx(0.03 + 0.1)  # grains of 2
-    with pytest.raises(UserError, match="another recipe's profile"):
-        workload_of(facts, name="x", batch_size=16, tensor_bytes=[60])
+# ---- bad input
 
 
 def test_bad_input() -> None:

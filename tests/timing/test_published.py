@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from figure_8 import QUEUE, STATIC, on_summit, resnet50
-from samepath.timing.machines import MACHINES
-from samepath.timing.model import Policy, simulate
-from samepath.timing.policies import HOROVOD_TODAY, Queue, Static
-from samepath.timing.workload import Workload, assumed_ready
+from samepath.timing.links import CLUSTERS
+from samepath.timing.model import Workload, assumed_ready, simulate
+from samepath.timing.policies import HOROVOD_TODAY, Buckets, Policy, Queue
 
 # ---- Cunha et al. 2018, Table I
 
@@ -38,8 +37,8 @@ def nodules(step_seconds: float) -> Workload:
 
 def table_i(step_seconds: float) -> list[float]:
     """All gradients in one ring after the batch, two workers a node, Gigabit Ethernet between."""
-    after = Static(bucket_bytes=1 << 40, algorithm="ring", overlap=False)
-    machine = MACHINES["1GbE-pairs"]
+    after = Buckets(bucket_bytes=1 << 40, algorithm="ring", overlap=False)
+    machine = CLUSTERS["1GbE-pairs"]
     found = simulate(nodules(step_seconds), machine, list(TABLE_I), policy=after, trials=1)
     return [100.0 * point.efficiency for point in found]
 
@@ -99,11 +98,11 @@ def test_it_is_the_coordinator_that_makes_it_fall() -> None:
 def test_our_own_reduction_beyond_a_hundred_workers_wants_larger_buckets() -> None:
     """Every bucket is a message to everybody, twice: with 2 MiB a bucket 90% at 96 workers, 27% at
     1536, where a tree has 93%. With 25 MiB there are fewer messages to pay for: 77%."""
-    ours = efficiency(Static(), [96, 384, 1536])
+    ours = efficiency(Buckets(), [96, 384, 1536])
     assert ours == pytest.approx([0.904, 0.605, 0.269], abs=0.01)
-    assert efficiency(Static(bucket_bytes=25 << 20), [1536])[0] == pytest.approx(0.77, abs=0.01)
-    assert efficiency(Static(algorithm="tree"), [1536])[0] == pytest.approx(0.935, abs=0.01)
-    assert efficiency(Static(algorithm="ring"), [1536])[0] < ours[-1]  # its messages wait in turn
+    assert efficiency(Buckets(bucket_bytes=25 << 20), [1536])[0] == pytest.approx(0.77, abs=0.01)
+    assert efficiency(Buckets(algorithm="tree"), [1536])[0] == pytest.approx(0.935, abs=0.01)
+    assert efficiency(Buckets(algorithm="ring"), [1536])[0] < ours[-1]  # its messages wait in turn
 
 
 def test_at_6000_workers_the_cache_doubles_the_speed() -> None:
@@ -119,7 +118,7 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
 
     from samepath.report.simulate import MeasuredPoint, draw_simulated_scaling
 
-    machine, counts = MACHINES["1GbE-pairs"], [1, 2, 4, 8]
+    machine, counts = CLUSTERS["1GbE-pairs"], [1, 2, 4, 8]
     curves = {
         "static buckets": simulate(nodules(0.4), machine, counts, policy=STATIC),
         "queue": simulate(nodules(0.4), machine, counts, policy=Queue()),

@@ -14,18 +14,19 @@ from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.timing.links import Sample, link_of
 from samepath.timing.measured import read_measured, write_measured
-from samepath.timing.step_times import Kind
+from samepath.timing.model import workload_from
 from samepath.timing.stopwatch import (
+    Launched,
     assemble,
     doubts,
     measure_step,
+    read_turns,
+    shared_seconds,
     side_by_side_counts,
     sizes_to_time,
     turns_for,
-    workload_from,
 )
-from samepath.timing.stopwatch_found import Launched, read_turns
-from samepath.timing.stopwatch_worker import Job, Steps, Turn, _plan
+from samepath.timing.stopwatch_worker import Steps, StepShape, TimingJob, Turn, plan_rounds
 
 
 def options_of() -> Options:
@@ -55,54 +56,59 @@ def test_grain_sizes_go_to_the_batch_unless_batch_norm_fixes_them() -> None:
 def test_turns() -> None:
     options = replace(options_of(), batch_size=32, grain_size=8, num_examples=100)
     assert turns_for(options, 2, [4, 8, 32], fixed=False) == (
-        Turn("alone", Kind(32, 8)),
-        Turn("alone", Kind(16, 4)),
-        Turn("alone", Kind(96, 32)),  # there are not 128 examples
-        Turn("ready", Kind(32, 8)),
-        Turn("beside", Kind(32, 8)),
-        Turn("together", Kind(32, 8)),
+        Turn("alone", StepShape(32, 8)),
+        Turn("alone", StepShape(16, 4)),
+        Turn("alone", StepShape(96, 32)),  # there are not 128 examples
+        Turn("ready", StepShape(32, 8)),
+        Turn("beside", StepShape(32, 8)),
+        Turn("together", StepShape(32, 8)),
     )
     one_grain = replace(options, batch_size=8)
     assert turns_for(one_grain, 2, [8], fixed=True) == (
-        Turn("alone", Kind(8, 8)),
-        Turn("alone", Kind(32, 8)),  # a grain's time needs another grain before it
-        Turn("ready", Kind(32, 8)),
-        Turn("beside", Kind(32, 8)),  # two workers cannot share one grain
+        Turn("alone", StepShape(8, 8)),
+        Turn("alone", StepShape(32, 8)),  # a grain's time needs another grain before it
+        Turn("ready", StepShape(32, 8)),
+        Turn("beside", StepShape(32, 8)),  # two workers cannot share one grain
     )
-    assert turns_for(one_grain, 2, [8], fixed=False)[-1] == Turn("together", Kind(8, 4))
+    assert turns_for(one_grain, 2, [8], fixed=False)[-1] == Turn("together", StepShape(8, 4))
     assert [turn.how for turn in turns_for(options, 1, [8], fixed=True)] == ["alone", "ready"]
 
 
-def job(*turns: Turn, seconds: float) -> Job:
-    return Job(
+def job(*turns: Turn, seconds: float) -> TimingJob:
+    return TimingJob(
         options=options_of(),
-        turns=turns,
-        seconds=seconds,
+        turns=shared_seconds(turns, seconds, grain_size=32),
         asked_seconds=2 * seconds,
-        reductions=0,
         folder=Path(),
     )
 
 
 def test_rounds_fill_the_seconds() -> None:
-    own, other = Turn("alone", Kind(256, 32)), Turn("alone", Kind(64, 16))
-    rounds, counts = _plan([0.1, 0.01], job(own, other, seconds=12.0))
+    own, other = Turn("alone", StepShape(256, 32)), Turn("alone", StepShape(64, 16))
+    rounds, counts = plan_rounds([0.1, 0.01], job(own, other, seconds=12.0))
     assert rounds == 8
     assert counts == [10, 50]  # a second of the recipe's own size, half a one of the other
-    assert _plan([1e-6, 1e-6], job(own, other, seconds=12.0)) == (8, [1000, 1000])
-    assert _plan([5.0, 1.0], job(own, other, seconds=12.0)) == (2, [1, 2])
+    assert plan_rounds([1e-6, 1e-6], job(own, other, seconds=12.0)) == (8, [1000, 1000])
+    assert plan_rounds([5.0, 1.0], job(own, other, seconds=12.0)) == (2, [1, 2])
 
 
 def test_what_is_too_slow_says_how_many_seconds_it_needs() -> None:
-    own = Turn("alone", Kind(256, 32))
+    own = Turn("alone", StepShape(256, 32))
     with pytest.raises(UserError) as raised:
-        _plan([20.0], job(own, seconds=12.0))
+        plan_rounds([20.0], job(own, seconds=12.0))
     assert str(raised.value) == (
         "digits is too slow to be timed in 24 s: one step of each kind takes 20.0 s here; "
         "give --seconds 80"
     )
-    enough = replace(job(own, seconds=12.0), seconds=40.0, asked_seconds=80.0)
-    assert _plan([20.0], enough)[0] == 2
+    assert plan_rounds([20.0], job(own, seconds=40.0))[0] == 2
+
+
+def test_a_study_times_what_is_slow_all_the_same() -> None:
+    own = Turn("together", StepShape(256, 32))
+    study = replace(job(own, seconds=1.0), asked_seconds=None, least_steps=4)
+    assert plan_rounds([20.0], study) == (2, [2])
+    assert plan_rounds([0.25], study) == (4, [1])
+    assert plan_rounds([0.001], study) == (8, [125])
 
 
 def test_too_few_seconds_are_refused_before_anything_starts() -> None:
@@ -130,8 +136,9 @@ def launched(turns: dict[Turn, list[list[Steps]]], tmp_path: Path) -> Launched:
 
 def test_a_step_is_put_together(tmp_path: Path) -> None:
     grain = 32
-    alone, other = Turn("alone", Kind(256, grain)), Turn("alone", Kind(64, 16))
-    beside, together = Turn("beside", Kind(128, grain)), Turn("together", Kind(256, grain))
+    alone, other = Turn("alone", StepShape(256, grain)), Turn("alone", StepShape(64, 16))
+    beside = Turn("beside", StepShape(128, grain))
+    together = Turn("together", StepShape(256, grain))
 
     def steps(first: float, grains: float, number: int) -> Steps:
         """A step whose grains take so long, and the first and the update `first`."""
@@ -153,8 +160,8 @@ def test_a_step_is_put_together(tmp_path: Path) -> None:
     assert found.grain_times() == {"16": (0.03,) * 6, "32": pytest.approx((0.1,) * 7 + (0.3,) * 7)}
     assert found.update_seconds(grain) == pytest.approx(0.05)
     assert found.crowding(grain) == pytest.approx(1.3)  # in both rounds, though times tripled
-    assert found.step_seconds(256, 2) == pytest.approx(0.43)
-    assert found.step_seconds(512, 2) is None
+    assert found.steps_of("together", 256) == pytest.approx([0.4, 0.46])
+    assert found.steps_of("together", 512) == []
     measured = assemble(options_of(), {2: found}, found)
     assert measured.crowding == {"2": pytest.approx(1.3)}
     assert measured.step_seconds == {"1": pytest.approx(1.65), "2": pytest.approx(0.43)}
@@ -203,7 +210,7 @@ def test_doubts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     (fast,) = doubts(made(grain_times={"4": (1e-4,) * 3000}))
     assert fast.startswith("a grain of made up takes 100 us, too little to be timed well: 3,000")
     (busy,) = doubts(made(grain_times=many, busy_cores=0.4))
-    assert busy.startswith("others kept 0.4 cores busy")
+    assert busy.startswith("other processes used 0.4 cores")
     assert doubts(made(grain_times=many, busy_cores=0.4, crowding={})) == []  # one core is enough
 
 

@@ -173,15 +173,15 @@ def refuse_given(names: tuple[str, ...], why: Callable[[str, str], str]) -> None
 
 
 def machine_of(here: int | None, interface: str | None) -> Any:
-    """What this machine brings to a run whose workers come and go (a Machine)."""
+    """What this machine brings to a run whose workers come and go (a MachineOffer)."""
     from samepath.engine.comm.environment import LOOPBACK
-    from samepath.engine.launch.machines import Machine, address_of
+    from samepath.engine.elastic.machine import MachineOffer, interface_address
     from samepath.engine.run.request import available_workers
 
-    return Machine(
+    return MachineOffer(
         workers=here or available_workers(),
         interface=interface,
-        address=LOOPBACK if interface is None else address_of(interface),
+        address=LOOPBACK if interface is None else interface_address(interface),
     )
 
 
@@ -217,6 +217,6 @@ def stdout_kept_for_json(as_json: bool) -> Iterator[None]:
 
 def print_json(content: Any) -> None:
     """Print one object, the only thing on standard output; NaN and infinities as text."""
-    from samepath.engine.state.run_folder import finite
+    from samepath.files import finite
 
     click.echo(json.dumps(finite(content)))

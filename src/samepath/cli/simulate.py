@@ -74,11 +74,11 @@ def parse_worker_range(text: str) -> list[int]:
 )
 @click.option(
     "--policy",
-    default="static,queue",
+    default="samepath,queue",
     show_default=True,
     metavar="LIST",
-    help="How gradients come together: static (samepath's buckets), queue (Horovod's), ddp; each "
-    "with :ring or :tree to reduce that way (static:tree).",
+    help="How gradients come together: samepath (its buckets), queue (Horovod's), ddp; each "
+    "with :ring or :tree to reduce that way (samepath:tree).",
 )
 @click.option(
     "--scaling",
@@ -121,9 +121,6 @@ def simulate(
     workers: list[int] | None,
     network: str,
     policy: str,
-    batch_size: int | None,
-    grain_size: int | None,
-    threads: int | None,
     out: Path | None,
     as_json: bool,
     **asked: Any,
@@ -139,9 +136,8 @@ def simulate(
       samepath simulate cifar10-small --scaling weak --network summit --policy ddp:tree,queue:tree
       samepath simulate insight/nodules-advice-1 --network 1GbE,10GbE --stragglers 0.1
     """
-    from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder
-    from samepath.insight.simulate.simulate import SimulationRequest, run_simulation, verdict
+    from samepath.insight.simulate import SimulationRequest, run_simulation, verdict
     from samepath.report.simulate import NOTE, PAGE, curve_table, write_simulation
 
     from_folder = Path(source).is_dir()
@@ -154,7 +150,6 @@ def simulate(
         )
     request = SimulationRequest(
         source=source,
-        asked=Asked(batch_size=batch_size, grain_size=grain_size, threads=threads),
         workers=tuple(workers or ()),
         networks=tuple(dict.fromkeys(parse_list("--network", network))),
         policies=tuple(dict.fromkeys(parse_list("--policy", policy))),

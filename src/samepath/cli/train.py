@@ -150,7 +150,7 @@ def train(
     """
     from samepath.data.loaders import TIMEOUT_SECONDS
     from samepath.engine.comm.environment import read_place
-    from samepath.engine.elastic.rendezvous import Crew
+    from samepath.engine.elastic.machine import WorkerRange
     from samepath.engine.run.options import Asked
     from samepath.engine.run.train import Request
     from samepath.engine.run.train import train as train_request
@@ -159,7 +159,7 @@ def train(
     machine = None
     if ":" in num_workers:
         least, most = parse_range(num_workers)
-        workers, machine = Crew(least=least, most=most), machine_of(here, interface)
+        workers, machine = WorkerRange(least=least, most=most), machine_of(here, interface)
     elif here is not None or interface is not None:
         raise UserError(
             f"--here and --interface are for a range of workers, and -n is {num_workers}; "

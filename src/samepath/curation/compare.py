@@ -17,11 +17,12 @@ from typing import Any
 from samepath.console import Watcher
 from samepath.engine.run.options import Options, training_source, with_fingerprints
 from samepath.errors import UserError
+from samepath.files import read_as
 from samepath.recipe import find_recipe
 from samepath.study.batches import facts_of, judged_by, refuse_batches, train_all, with_batch
-from samepath.study.grid import Job
 from samepath.study.opening import StudyRequest, look_into
-from samepath.study.results import BatchRun, BatchStudy, read_as
+from samepath.study.results import BatchRun, BatchStudy
+from samepath.study.runner import PlannedRun
 
 FULL, FILTERED, RANDOM = "full", "filtered", "random"
 
@@ -136,8 +137,8 @@ def _refuse_unequal(wanted: Wanted, options: Mapping[str, Options]) -> None:
         )
 
 
-def _job(options: Options, seed: int, decay: float, batch_size: int, variant: str) -> Job:
-    return Job(
+def _job(options: Options, seed: int, decay: float, batch_size: int, variant: str) -> PlannedRun:
+    return PlannedRun(
         folder=f"runs/{variant}-batch{batch_size}-decay{decay:.6g}-seed{seed}",
         label=f"{variant}, batch {batch_size}, decay {decay:.3g}, seed {seed}",
         options=replace(with_batch(options, batch_size, seed), weight_decay=decay),

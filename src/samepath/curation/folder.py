@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from samepath.data.keep_list import KeepList, write_keep_list
-from samepath.engine.state.run_folder import finite, make_folder
 from samepath.errors import UserError
 from samepath.files import (
     brief,
     content_hash,
+    finite,
     is_empty,
     lock_folder,
+    make_folder,
     opened_tensors,
     read_object,
     read_tensors,

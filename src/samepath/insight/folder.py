@@ -2,23 +2,24 @@
 
 In: a kind, and what was found. Out: `<kind>.json` in a folder of its own, beside figures, a page
 and whatever else the kind keeps. Guaranteed: the folder is made only when there is something to
-write, so that a command that fails leaves nothing; nothing of anybody else's is overwritten; the
+write, so that a command that fails leaves nothing; nothing of another finding is overwritten; the
 JSON is written last and whole, so that a folder that has it is complete.
 """
 
 from __future__ import annotations
 
 import json
+import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from samepath.engine.checks.hardware import versions
-from samepath.engine.state.run_folder import finite, make_folder
 from samepath.errors import UserError
-from samepath.files import brief, read_object, write_atomically
-from samepath.study.results import read_as
+from samepath.files import brief, finite, make_folder, read_as, read_object, write_atomically
+from samepath.version import __version__
 
 Kind: TypeAlias = Literal["advice", "profile", "curvature", "simulation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -50,15 +51,31 @@ def write_finding(
         "kind": kind,
         "recipe": recipe,
         "command": list(command),
-        "versions": versions(),
+        "versions": _versions(),
         "time": time.time(),
         **content,
     }
     write_atomically(folder / f"{kind}.json", json.dumps(finite(whole), indent=1) + "\n")
 
 
+def _versions() -> dict[str, str]:
+    """What the finding was made with: as run.json says it, or, where nothing was computed with
+    torch (a simulation of what was measured before), without loading torch to ask."""
+    if "torch" in sys.modules:
+        from samepath.engine.checks.hardware import versions
+
+        return versions()
+    libraries = {name: metadata.version(name) for name in ("torch", "numpy")}
+    return {
+        "samepath": __version__,
+        **libraries,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+
+
 def kind_of(folder: Path) -> Kind | None:
-    """Which finding a folder holds."""
+    """Which finding a folder holds; None: none."""
     return next((kind for kind in KINDS if (folder / f"{kind}.json").is_file()), None)
 
 
@@ -81,7 +98,7 @@ def read_finding(folder: Path, kind: Kind) -> dict[str, Any]:
 
 
 def _check(content: Mapping[str, Any], kind: Kind) -> None:
-    """What is read of findings of every kind has the form we write."""
+    """Raise unless what is read of findings of every kind has the form we write."""
     read_as(tuple[str, ...], content["command"])
     read_as(float, content["time"])
     if content["kind"] != kind:

@@ -3,9 +3,10 @@
 from samepath.plan.assignment import assign
 from samepath.plan.order import Batch, Plan, count_steps, epoch_order
 from samepath.plan.shares import Division, divide
-from samepath.plan.tree import Reduction, reduction
+from samepath.plan.tree import BUCKET_BYTES, Reduction, reduction
 
 __all__ = [
+    "BUCKET_BYTES",
     "Batch",
     "Division",
     "Plan",

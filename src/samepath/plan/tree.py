@@ -19,6 +19,8 @@ from samepath.plan.assignment import assign
 
 Node: TypeAlias = tuple[int, int]
 """(level, index)"""
+BUCKET_BYTES = 2 << 20
+"""Gradients are reduced in buckets of at most so many bytes (a larger gradient has its own)."""
 
 
 def _climb(node: Node, num_grains: int) -> Node:

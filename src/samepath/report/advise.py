@@ -19,8 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from samepath.insight.advise.advice import Advice, Curve, Row
-from samepath.insight.advise.words import examples, span
+from samepath.insight.advise.advice import Advice, Row, ScalingCurve, examples, span
 from samepath.insight.folder import write_finding
 from samepath.report import style
 from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
@@ -71,7 +70,7 @@ def tables_in_short(advice: Advice) -> Tables:
     ]
 
 
-def curve_table(advice: Advice, curve: Curve) -> tuple[str, Rows, str]:
+def curve_table(advice: Advice, curve: ScalingCurve) -> tuple[str, Rows, str]:
     """Numbers of workers over one link."""
     several = curve.workers_per_node not in (None, 1)
     priced = advice.price_per_worker_hour is not None
@@ -100,7 +99,7 @@ def curve_table(advice: Advice, curve: Curve) -> tuple[str, Rows, str]:
     return _title(advice, curve), table, _note(advice, curve)
 
 
-def _title(advice: Advice, curve: Curve) -> str:
+def _title(advice: Advice, curve: ScalingCurve) -> str:
     if curve.network == HERE:
         return f"On this machine ({advice.machine})"
     joined = ", then ".join(map(link_words, curve.links))
@@ -109,7 +108,7 @@ def _title(advice: Advice, curve: Curve) -> str:
     return f"Computers like this one, {where}, over {curve.network} ({joined})"
 
 
-def _note(advice: Advice, curve: Curve) -> str:
+def _note(advice: Advice, curve: ScalingCurve) -> str:
     words = []
     if any(row.how == "modelled" for row in curve.rows):
         words.append(f"{MODELLED} modelled.")
@@ -126,7 +125,7 @@ def _note(advice: Advice, curve: Curve) -> str:
     return " ".join(words)
 
 
-def _grain(advice: Advice, curve: Curve) -> str:
+def _grain(advice: Advice, curve: ScalingCurve) -> str:
     """Which grain size to use, and why."""
     best = workers_named([curve.best])
     if curve.grain_gain > 0.0:
@@ -241,7 +240,9 @@ def draw_advice(title: str, advice: Advice, out: Path) -> None:
     style.finish(figure, _keys(advice), out)
 
 
-def _draw_curve(axes: Axes, curve: Curve, look: style.Look, value: Callable[[Row], float]) -> None:
+def _draw_curve(
+    axes: Axes, curve: ScalingCurve, look: style.Look, value: Callable[[Row], float]
+) -> None:
     counts, heights = [row.workers for row in curve.rows], [value(row) for row in curve.rows]
     axes.plot(counts, heights, color=look.colour, lw=1.4)
     for row, height in zip(curve.rows, heights, strict=True):
@@ -341,7 +342,7 @@ def _say(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
     axes.text(x, y, text, color=_OTHER, fontsize=9, **how)
 
 
-def _name(curve: Curve) -> str:
+def _name(curve: ScalingCurve) -> str:
     return "this machine" if curve.network == HERE else curve.network
 
 

@@ -27,9 +27,8 @@ from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Compa
 from samepath.curation.folder import read_arrays
 from samepath.curation.keep import REASONS
 from samepath.data.keep_list import KeepList, read_keep_list
-from samepath.engine.state.run_folder import finite
 from samepath.errors import UserError
-from samepath.files import write_atomically
+from samepath.files import finite, write_atomically
 from samepath.report import style
 from samepath.report.page import Section, write_page
 from samepath.report.study import data_facts, origin_facts

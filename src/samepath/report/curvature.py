@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from numpy.typing import NDArray
 
-from samepath.engine.state.run_folder import make_folder
+from samepath.files import make_folder
 from samepath.insight.curvature.landscape import Line, Plane
 from samepath.insight.curvature.result import Curvature, RunCurvature
 from samepath.insight.folder import write_finding

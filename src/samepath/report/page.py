@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from samepath.files import write_atomically
+from samepath.files import make_folder, write_atomically
 from samepath.report.words import Tables
 
 _STYLE = """
@@ -102,8 +102,6 @@ def command_section(command: Sequence[str]) -> Section:
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Make a folder to write into; remove it again if writing is interrupted."""
-    from samepath.engine.state.run_folder import make_folder  # loads torch; a page does not
-
     make_folder(folder)
     try:
         yield folder

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from samepath.insight.folder import write_finding
-from samepath.insight.simulate.simulate import Curve, Simulation, verdict
+from samepath.insight.simulate import SimulatedCurve, Simulation, verdict
 from samepath.report import style
 from samepath.report.page import Section, table_sections, write_page
 from samepath.report.words import Rows, link_words, milliseconds, plural, workers_named
@@ -95,7 +95,7 @@ def as_content(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def curve_table(curve: Curve) -> Rows:
+def curve_table(curve: SimulatedCurve) -> Rows:
     """A row for each number of workers."""
     return [HEAD, *map(_row, curve.points)]
 

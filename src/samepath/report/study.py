@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.state.run_folder import finite
-from samepath.files import write_atomically
+from samepath.files import finite, write_atomically
 from samepath.report.page import Section, table_sections, write_page
 from samepath.report.study_figures import (
     draw_efficiency,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from samepath.study.results import Interval, NetworkFacts
+from samepath.study.results import Interval
+from samepath.timing.links import NetworkFacts
 
 Rows = list[list[str]]
 """A table: the first row is the header."""

@@ -13,13 +13,11 @@ from typing import Any
 
 from samepath.console import Watcher
 from samepath.engine.run.options import Options
-from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
 from samepath.study.collect import curve_of, end_of
-from samepath.study.grid import Job
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.results import BatchRun, GridRun, GridStudy
-from samepath.study.runner import run_jobs
+from samepath.study.runner import PlannedRun, train_runs
 
 METRIC = "accuracy"
 """What runs are judged by where the recipe evaluates it."""
@@ -37,16 +35,16 @@ def batch_study(
     refuse_batches(batch_sizes, options.num_examples)
     rates = tuple(learning_rates) or (opened.recipe_rate,)
     seeds = tuple(range(request.seeds))
-    jobs = {
-        (size, rate, seed): _job(options, size, rate, seed)
+    planned = {
+        (size, rate, seed): _planned(options, size, rate, seed)
         for seed in seeds
         for rate in rates
         for size in batch_sizes
     }
-    train_all(opened, request, jobs.values(), "grid", watcher)
+    train_all(opened, request, planned.values(), "grid", watcher)
     runs = tuple(
-        GridRun(learning_rate=rate, **facts_of(opened.folder, job))
-        for (_, rate, _), job in jobs.items()
+        GridRun(learning_rate=rate, **facts_of(opened.folder, run))
+        for (_, rate, _), run in planned.items()
     )
     return GridStudy(
         **opened.heading(request),
@@ -60,8 +58,8 @@ def batch_study(
     )
 
 
-def _job(options: Options, batch_size: int, rate: float, seed: int) -> Job:
-    return Job(
+def _planned(options: Options, batch_size: int, rate: float, seed: int) -> PlannedRun:
+    return PlannedRun(
         folder=f"runs/batch{batch_size}-rate{rate:.6g}-seed{seed}",
         label=f"batch {batch_size}, rate {rate:.3g}, seed {seed}",
         options=replace(with_batch(options, batch_size, seed), learning_rate=rate),
@@ -72,6 +70,7 @@ def _job(options: Options, batch_size: int, rate: float, seed: int) -> Job:
 
 
 def refuse_batches(batch_sizes: Sequence[int], num_examples: int) -> None:
+    """Refuse a batch larger than the data."""
     too_large = [size for size in batch_sizes if size > num_examples]
     if too_large:
         raise UserError(
@@ -89,34 +88,26 @@ def with_batch(options: Options, batch_size: int, seed: int) -> Options:
 def train_all(
     opened: Opened,
     request: StudyRequest,
-    jobs: Iterable[Job],
+    runs: Iterable[PlannedRun],
     kind: str,
     watcher: Watcher,
     also: Mapping[str, Any] | None = None,
 ) -> None:
     """Enter the study's folder and train what is not there yet."""
     with entered(opened, request, kind, also):
-        run_jobs(
-            list(jobs),
-            opened.folder,
-            cores=available_workers(),
-            command=request.command,
-            source=opened.found.source,
-            watcher=watcher,
-            other_hardware=request.other_hardware,
-        )
+        train_runs(list(runs), opened, request, watcher)
 
 
-def facts_of(study: Path, job: Job) -> dict[str, Any]:
+def facts_of(study: Path, run: PlannedRun) -> dict[str, Any]:
     """The fields of `BatchRun`."""
-    ended, why = end_of(study, job)
+    ended, why = end_of(study, run)
     return {
-        "batch_size": job.options.batch_size,
-        "seed": job.options.seed,
-        "folder": job.folder,
+        "batch_size": run.options.batch_size,
+        "seed": run.options.seed,
+        "folder": run.folder,
         "ended": ended,
         "why": why,
-        "curve": curve_of(study, job),
+        "curve": curve_of(study, run),
     }
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from samepath.engine.run.options import Options
 from samepath.engine.run.strategy_schedule import Course
 from samepath.engine.state.run_folder import RunFolder
 from samepath.strategies import Choice, Moment, find_strategy
-from samepath.study.grid import Entry, Job
-from samepath.study.results import Cell, Ended, Epoch, How, Interval, RunRecord
-from samepath.timing.clock import Clock
+from samepath.study.results import Cell, Ended, Epoch, Interval, Prediction, RunRecord
+from samepath.study.runner import PlannedRun
+from samepath.timing.measured import How, step_key
+from samepath.timing.model import Clock
 
 ADVERSARIAL_COST = 2
 """Steps with adversarial examples compute every grain twice."""
@@ -31,10 +34,25 @@ _ENDED: dict[str, Ended] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One strategy at one number of workers with one seed."""
+
+    strategy: str
+    workers: int
+    seed: int
+    options: Options
+    """Of its path."""
+    run: PlannedRun | None
+    """None where there is nothing to train."""
+    why: str = ""
+    """Why there is not."""
+
+
 def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRecord:
     """What became of an entry."""
-    options, job = entry.options, entry.job
-    if job is None:
+    options, run = entry.options, entry.run
+    if run is None:
         wanted = find_strategy(options.strategy)(
             entry.workers, Moment(batch_size=options.batch_size)
         )
@@ -56,11 +74,11 @@ def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRec
     first = course.choice(0, ())
     step_seconds, how = _step_seconds(clock, first, course.plan(0, ()).batch_size, entry.workers)
     curve: list[Epoch] = []
-    ended, why = end_of(study, job)
+    ended, why = end_of(study, run)
     seconds = 0.0
     history: list[dict[str, float]] = []
     highest = 0.0
-    for epoch in epochs_of(study, job, options.num_examples):
+    for epoch in epochs_of(study, run, options.num_examples):
         if epoch["epoch"] > options.epochs:  # an earlier study in this folder had a higher limit
             ended, why = "epochs", ""
             break
@@ -84,7 +102,7 @@ def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRec
         strategy=entry.strategy,
         workers=entry.workers,
         seed=entry.seed,
-        folder=job.folder,
+        folder=run.folder,
         batch_size=course.plan(0, ()).batch_size,
         learning_rate=highest,
         lag=first.synchronisation.lag,
@@ -104,19 +122,19 @@ def _step_seconds(clock: Clock, choice: Choice, batch_size: int, workers: int) -
     return ADVERSARIAL_COST * seconds, "modelled"
 
 
-def end_of(study: Path, job: Job) -> tuple[Ended, str]:
+def end_of(study: Path, run: PlannedRun) -> tuple[Ended, str]:
     """How a run ended, and in its own words."""
-    content = RunFolder(study / job.folder).read()
+    content = RunFolder(study / run.folder).read()
     return _ENDED[content["status"]], content["result"]["message"]
 
 
-def epochs_of(study: Path, job: Job, num_examples: int) -> Iterator[dict[str, Any]]:
+def epochs_of(study: Path, run: PlannedRun, num_examples: int) -> Iterator[dict[str, Any]]:
     """The ends of a run's epochs, as fields of `Epoch` (the time is what it took in the study) and
     three more: its steps, the highest rate in it, and what was measured after it."""
     found: list[dict[str, Any]] = []
     rate = highest = 0.0
     steps = 0
-    for line in RunFolder(study / job.folder).read_metrics():
+    for line in RunFolder(study / run.folder).read_metrics():
         if "learning_rate" in line:
             rate = float(line["learning_rate"])
             highest = max(highest, rate)
@@ -193,9 +211,41 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(median=statistics.median(values), low=min(values), high=max(values))
 
 
-def curve_of(study: Path, job: Job) -> tuple[Epoch, ...]:
+def curve_of(study: Path, run: PlannedRun) -> tuple[Epoch, ...]:
     """A run's epochs, with the time each took in the study."""
     return tuple(
         Epoch(**{name: epoch[name] for name in Epoch.__dataclass_fields__})
-        for epoch in epochs_of(study, job, job.options.num_examples)
+        for epoch in epochs_of(study, run, run.options.num_examples)
     )
+
+
+def predictions(clock: Clock, *, batch_size: int) -> list[Prediction]:
+    """The model against the measurement, wherever k > 1 real workers ran here.
+
+    Efficiency is T1 / (k Tk) for the same work. Strong: k workers share the batch of one, so T is a
+    step's. Weak: they take k batches a step, so T is an example's, and k Tk / k batches is Tk.
+    """
+    clock = Clock(replace(clock.facts, network=clock.facts.local))  # what the workers talked over
+    measured = clock.facts.measured_step_seconds
+    alone = measured.get(step_key(batch_size, 1))
+    if alone is None:
+        return []
+    model_alone = clock.modelled(batch_size=batch_size, workers=1)
+    steps = sorted((tuple(map(int, key.split("x"))) for key in measured), key=lambda step: step[1])
+    found = []
+    for strategy in ("strong", "weak"):
+        for batch, workers in steps:
+            per_step = batch_size if strategy == "strong" else batch_size * workers
+            if workers == 1 or batch != per_step:
+                continue
+            work = batch / batch_size / workers  # of one worker's step, in steps of one alone
+            modelled = clock.modelled(batch_size=batch, workers=workers)
+            found.append(
+                Prediction(
+                    strategy=strategy,
+                    workers=workers,
+                    measured_efficiency=work * alone / measured[step_key(batch, workers)],
+                    modelled_efficiency=work * model_alone / modelled,
+                )
+            )
+    return found

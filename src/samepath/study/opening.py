@@ -26,9 +26,8 @@ from samepath.engine.run.options import (
     resolve,
     with_fingerprints,
 )
-from samepath.engine.state.run_folder import make_folder
 from samepath.errors import UserError
-from samepath.files import brief, is_empty, lock_folder, read_object, write_atomically
+from samepath.files import brief, is_empty, lock_folder, make_folder, read_object, write_atomically
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.study.results import FORMAT
 

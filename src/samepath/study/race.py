@@ -3,15 +3,17 @@
 In: a StudyRequest. Out: a Study; in its folder, runs that are never repeated. Guaranteed: bad input
 raises before anything is written; a study that was stopped or killed goes on where it was when it
 is asked for again, and finds the same; strategies, workers, seeds, epochs and another target can be
-added to it.
+added to it; entries on one path share one run: all strong runs of a seed are one, and so is every
+strategy that does at some k what strong does.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Literal, TypeAlias
 
@@ -20,18 +22,21 @@ from samepath.engine.run.options import Options
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.strategy_schedule import Course
 from samepath.errors import UserError
-from samepath.files import brief, read_object, write_atomically
-from samepath.strategies import find_strategy
-from samepath.study.collect import cells_of, epochs_of, run_record
-from samepath.study.grid import Entry, Job, race_entries
+from samepath.files import brief, read_as, read_object, write_atomically
+from samepath.strategies import BUILT_IN, Choice, Moment, find_strategy
+from samepath.study.collect import Entry, cells_of, epochs_of, predictions, run_record
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.rates import largest_rate
-from samepath.study.results import ClockFacts, NetworkFacts, Rate, Study, Target, read_clock
-from samepath.study.runner import run_jobs, status_of
-from samepath.timing.clock import Clock, measure_clock, predictions
-from samepath.timing.links import HERE, parse_network
+from samepath.study.results import Rate, Study, Target
+from samepath.study.runner import PlannedRun, status_of, train_runs
+from samepath.timing.links import HERE, NetworkFacts, parse_network
+from samepath.timing.measured import ClockFacts
+from samepath.timing.model import Clock
+from samepath.timing.stopwatch import measure_clock
 
-Train: TypeAlias = Callable[[Sequence[Job]], None]
+Train: TypeAlias = Callable[[Sequence[PlannedRun]], None]
+_FRACTIONS = (0.0, 0.25, 0.5, 0.75)
+"""Of an epoch, at which strategies are asked what they do."""
 
 
 def race(request: StudyRequest, watcher: Watcher) -> Study:
@@ -57,33 +62,24 @@ def _race(
     strategies = tuple(dict.fromkeys(["strong", *request.strategies]))
     clock = Clock(_clock(opened, strategies, workers, network, watcher))
 
-    def alone_seconds(job: Job) -> float:
-        plan = Course(job.options).plan(0, ())
+    def alone_seconds(run: PlannedRun) -> float:
+        plan = Course(run.options).plan(0, ())
         step_seconds, _ = clock.step_seconds(batch_size=plan.batch_size, workers=1)
-        return job.options.epochs * plan.steps_per_epoch * step_seconds
+        return run.options.epochs * plan.steps_per_epoch * step_seconds
 
-    def run(jobs: Sequence[Job]) -> None:
-        run_jobs(
-            jobs,
-            folder,
-            cores=available_workers(),
-            command=request.command,
-            source=opened.found.source,
-            watcher=watcher,
-            other_hardware=request.other_hardware,
-            alone_seconds=alone_seconds,
-        )
+    def train(runs: Sequence[PlannedRun]) -> None:
+        train_runs(runs, opened, request, watcher, alone_seconds)
 
-    rate = _rate(request, opened, run)
-    rate, target = _sequential(request, opened, rate, seeds, run)
+    rate = _rate(request, opened, train)
+    rate, target = _sequential(request, opened, rate, seeds, train)
     options = _at(options, rate, target.loss)
     entries = race_entries(options, strategies, workers, seeds)
-    jobs = {entry.job.folder: entry.job for entry in entries if entry.job is not None}
+    runs = {entry.run.folder: entry.run for entry in entries if entry.run is not None}
     # seed after seed, and those first that are likely to take longest, so that none is left over
-    run(
+    train(
         sorted(
-            (job for job in jobs.values() if not _is_sequential(job)),
-            key=lambda job: (job.options.seed, -job.options.virtual_workers),
+            (run for run in runs.values() if run.options.strategy != "strong"),
+            key=lambda run: (run.options.seed, -run.options.virtual_workers),
         )
     )
     records = [run_record(entry, folder, clock, target.loss) for entry in entries]
@@ -116,13 +112,13 @@ def _clock(
     steps = {
         (_first_batch(entry), entry.workers)
         for entry in entries
-        if entry.job is not None and entry.workers <= available_workers()
+        if entry.run is not None and entry.workers <= available_workers()
     }
     file = opened.folder / "clock.json"
     try:
         content = read_object(file)
         if {tuple(step) for step in content["steps"]} >= steps:
-            facts = read_clock(content["facts"])
+            facts: ClockFacts = read_as(ClockFacts, content["facts"])
             return replace(facts, network=facts.local if network == HERE else network)
     except FileNotFoundError:
         pass
@@ -143,11 +139,11 @@ def _first_batch(entry: Entry) -> int:
     return Course(entry.options).plan(0, ()).batch_size
 
 
-def _rate(request: StudyRequest, opened: Opened, run: Train) -> Rate:
+def _rate(request: StudyRequest, opened: Opened, train: Train) -> Rate:
     if request.learning_rate is None:
         return Rate(value=opened.recipe_rate, how="recipe")
     if request.learning_rate == "largest":
-        return largest_rate(opened.options, opened.recipe_rate, opened.folder, run)
+        return largest_rate(opened.options, opened.recipe_rate, opened.folder, train)
     return Rate(value=request.learning_rate, how="given")
 
 
@@ -157,12 +153,12 @@ def _at(options: Options, rate: Rate, target: float | None) -> Options:
 
 
 def _sequential(
-    request: StudyRequest, opened: Opened, rate: Rate, seeds: Sequence[int], run: Train
+    request: StudyRequest, opened: Opened, rate: Rate, seeds: Sequence[int], train: Train
 ) -> tuple[Rate, Target]:
-    """Train the sequential runs, and settle what everybody races to. A rate that the range test
-    found is lowered if the whole run does not converge with it after all."""
+    """Train the sequential runs, and choose the loss that all runs race to. A rate that the range
+    test found is lowered if the whole run does not converge with it after all."""
     while True:
-        target = _target(request, opened, rate, seeds, run)
+        target = _target(request, opened, rate, seeds, train)
         if isinstance(target, Target):
             return rate, target
         lower = [
@@ -174,17 +170,17 @@ def _sequential(
 
 
 def _target(
-    request: StudyRequest, opened: Opened, rate: Rate, seeds: Sequence[int], run: Train
+    request: StudyRequest, opened: Opened, rate: Rate, seeds: Sequence[int], train: Train
 ) -> Target | str:
     """The target, or why the sequential runs do not reach any."""
     given = opened.found.recipe.target if request.target is None else request.target
     loss = None if given == "auto" or given is None else float(given)
     options = _at(opened.options, rate, loss)
-    jobs = [entry.job for entry in race_entries(options, (), (1,), seeds) if entry.job is not None]
-    run(jobs)
+    runs = [entry.run for entry in race_entries(options, (), (1,), seeds) if entry.run is not None]
+    train(runs)
     curves = [
-        [e["valid_loss"] for e in epochs_of(opened.folder, job, options.num_examples)]
-        for job in jobs
+        [e["valid_loss"] for e in epochs_of(opened.folder, run, options.num_examples)]
+        for run in runs
     ]
     best = [min(filter(math.isfinite, curve), default=math.nan) for curve in curves]
     middle = statistics.median(best)
@@ -198,7 +194,7 @@ def _target(
         )
     needed = math.ceil(request.fraction * options.epochs)
     if any(len(curve) < needed for curve in curves):
-        ends = ", ".join(str(status_of(opened.folder, job)) for job in jobs)
+        ends = ", ".join(str(status_of(opened.folder, run)) for run in runs)
         return (
             f"--target auto: the sequential run ended early ({ends}), before {needed} of "
             f"{options.epochs} epochs; give a lower --learning-rate or a target"
@@ -208,5 +204,56 @@ def _target(
     return Target(loss=loss, how="auto", fraction=request.fraction, sequential_best=middle)
 
 
-def _is_sequential(job: Job) -> bool:
-    return job.options.strategy == "strong"
+# ---- which runs it needs
+
+
+def same_as_strong(text: str, k: int, epochs: int) -> bool:
+    """Whether a strategy for k workers does what strong does, in every epoch."""
+    strategy = find_strategy(text)
+    if text.split(":")[0] not in BUILT_IN or strategy.measures(k):
+        return False  # what it will do is not known beforehand
+    moments = (Moment(epoch=e, fraction=f) for e in range(epochs) for f in _FRACTIONS)
+    return all(strategy(k, moment) == Choice() for moment in moments)
+
+
+def race_entries(
+    options: Options, strategies: Sequence[str], workers: Iterable[int], seeds: Iterable[int]
+) -> list[Entry]:
+    """Every cell of the tables; the sequential runs first."""
+    runs: dict[str, PlannedRun] = {}
+    entries = []
+    for seed in seeds:
+        for text in dict.fromkeys(["strong", *strategies]):
+            for k in dict.fromkeys([1, *workers]):
+                entry = _entry(replace(options, seed=seed), text, k)
+                if entry.run is not None:  # one object for one path
+                    entry = replace(entry, run=runs.setdefault(entry.run.folder, entry.run))
+                entries.append(entry)
+    return entries
+
+
+def _entry(options: Options, text: str, k: int) -> Entry:
+    sequential = same_as_strong(text, k, options.epochs)
+    own = replace(
+        options,
+        strategy="strong" if sequential else text,
+        strategy_identity="strong" if sequential else find_strategy(text).identity,
+        virtual_workers=1 if sequential else k,
+    )
+    try:
+        Course(own)
+    except UserError as error:
+        return Entry(strategy=text, workers=k, seed=own.seed, options=own, run=None, why=str(error))
+    name = "strong" if sequential else f"{file_name(text)}-k{k}"
+    if own.learning_rate is not None:
+        name += f"-rate{own.learning_rate:.6g}"
+    label = "sequential" if sequential else f"{text} k={k}"
+    run = PlannedRun(
+        folder=f"runs/{name}-seed{own.seed}", label=f"{label} seed {own.seed}", options=own
+    )
+    return Entry(strategy=text, workers=k, seed=own.seed, options=own, run=run)
+
+
+def file_name(text: str) -> str:
+    """A text as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", text).strip("-")

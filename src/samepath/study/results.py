@@ -1,20 +1,19 @@
 """What a study found: the content of `study.json`.
 
-In: what the runner measured. Out: the same as frozen dataclasses, to JSON and back. Every time says
-how it is known: "measured" (with that many real workers, here) or "modelled".
+In: what the runs and the stopwatch found. Out: the same as frozen dataclasses, to JSON and back.
+Every time says how it is known: "measured" (with that many real workers, here) or "modelled".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from samepath.files import brief
+from samepath.files import read_as
+from samepath.timing.measured import ClockFacts, How
 
-How = Literal["measured", "modelled"]
 Ended = Literal["target", "diverged", "stuck", "epochs", "impossible", "unfinished"]
 """target reached; NaN or infinity; a loss that no longer moves; the epoch limit; a batch larger
 than the data; not run to its end yet."""
@@ -116,45 +115,6 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkFacts:
-    """The link that reductions are modelled over."""
-
-    name: str
-    how: Literal["preset", "measured", "given"]
-    bytes_per_second: float
-    latency_seconds: float
-    cores_taken: float = 0.0
-    """Of a core of each worker, while something travels: what computing loses where no core is
-    idle. Known of measured links only."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockFacts:
-    """What times are made of."""
-
-    network: NetworkFacts
-    local: NetworkFacts
-    """The link between two workers of this machine, for predictions of what was measured here."""
-    gradient_bytes: int
-    serial_seconds: float
-    """Of a step: what does not shrink with workers (update, bookkeeping). Measured."""
-    grain_seconds: dict[str, float]
-    """Forward and backward of one grain, by its size. Measured with one worker, alone."""
-    measured_step_seconds: dict[str, float]
-    """By "batch x workers", such as "64x2": a step with that many real workers here."""
-    threads: int
-    machine: str
-    """Processor, cores: where it was measured."""
-    grain_size: int
-    """The recipe's."""
-    grain_fixed: bool
-    """The model normalises over a grain, so more workers cannot mean finer grains."""
-    busy_cores: float
-    """Cores that others kept busy while it was measured, at most. Times are those of a machine of
-    one's own only where enough cores were left."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """The model against a measurement."""
 
@@ -166,6 +126,8 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
+    """The loss that all runs race to."""
+
     loss: float
     how: Literal["given", "auto", "recipe"]
     fraction: float | None
@@ -187,6 +149,8 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
+    """The learning rate of the sequential run."""
+
     value: float
     how: Literal["recipe", "largest", "given"]
     tried: tuple[Tried, ...] = ()
@@ -276,35 +240,6 @@ def to_json(study: Study | GridStudy) -> dict[str, Any]:
 
 
 def from_json(content: Mapping[str, Any]) -> Study | GridStudy:
+    """The study that `to_json` was given."""
     rest = {name: value for name, value in content.items() if name != "kind"}
     return read_as(Study if content["kind"] == "race" else GridStudy, rest)  # type: ignore[no-any-return]
-
-
-def read_clock(content: Mapping[str, Any]) -> ClockFacts:
-    """From what `asdict` made of it."""
-    facts: ClockFacts = read_as(ClockFacts, content)
-    return facts
-
-
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
-def read_as(kind: Any, value: Any) -> Any:
-    """A value of JSON as the type a field is annotated with; ValueError where it is of another."""
-    arguments = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):  # "or None" is the only one
-        (inner,) = (argument for argument in arguments if argument is not type(None))
-        return None if value is None else read_as(inner, value)
-    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
-        hints = get_type_hints(kind)
-        there = [f.name for f in fields(kind) if f.name in value or f.default is MISSING]
-        return kind(**{name: read_as(hints[name], value[name]) for name in there})
-    if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(read_as(arguments[0], item) for item in value)
-    if get_origin(kind) is dict and isinstance(value, Mapping):
-        return {name: read_as(arguments[1], item) for name, item in value.items()}
-    if kind is float and (type(value) in (int, float) or value in _WORDS):
-        return _WORDS.get(value, value)
-    if type(value) is kind or (get_origin(kind) is Literal and value in arguments):
-        return value
-    raise ValueError(f"{brief(repr(value))} where {getattr(kind, '__name__', kind)} is due")

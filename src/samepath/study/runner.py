@@ -1,8 +1,8 @@
 """Trains the runs of a study, side by side on the cores there are.
 
-In: jobs. Out: their run folders, each finished, or an error. Guaranteed: a finished run is never
-repeated; one that was stopped or killed goes on from its checkpoint; when the study is stopped its
-runs save first; when it is killed they end with it.
+In: planned runs. Out: their run folders, each finished, or an error. Guaranteed: a finished run is
+never repeated; one that was stopped or killed goes on from its checkpoint; when the study is
+stopped its runs save first; when it is killed they end with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,14 +28,14 @@ import torch
 
 from samepath.console import Watcher
 from samepath.engine.launch.reports import Interrupted
-from samepath.engine.run.options import Asked, made_of_options
+from samepath.engine.run.options import Asked, Options, made_of_options
+from samepath.engine.run.request import available_workers
 from samepath.engine.run.train import Request, train
 from samepath.engine.run.worker import stop_signals
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.orphans import die_with_launcher
-from samepath.study.grid import Job
-from samepath.study.progress import JobsProgress
+from samepath.study.opening import Opened, StudyRequest
 from samepath.threads import threads_of_children
 
 LOOK_SECONDS = 0.5
@@ -42,108 +43,168 @@ SHARING_SECONDS = 20.0
 """A shorter run is over sooner with one worker than several have started."""
 STOP_SECONDS = 30.0
 _TAIL_BYTES = 8192
+ALL = "all runs"
+WORDS = {
+    "target": "reached the target",
+    "diverged": "diverged",
+    "stuck": "got stuck",
+    "finished": "came to the epoch limit",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One run to be trained."""
+
+    folder: str
+    """Inside the study's folder."""
+    label: str
+    """For people."""
+    options: Options
+
+
+class StudyProgress:
+    """Reports to a watcher how many runs are done, each run's epochs and the time left."""
+
+    def __init__(self, watcher: Watcher, waiting: Sequence[PlannedRun], num_done: int) -> None:
+        self._watcher = watcher
+        self._began = time.monotonic()
+        self._num_runs, self._num_done = len(waiting) + num_done, num_done
+        self._left = {run.folder: run.options.epochs for run in waiting}
+        self._finished_epochs = 0.0
+        self._running: dict[str, float] = {}
+
+    def look(self, running: Sequence[tuple[PlannedRun, int, float | None]]) -> None:
+        """Report every run under way, its epochs and its last validation loss."""
+        self._running = {run.folder: float(epochs) for run, epochs, _ in running}
+        if self._num_runs > 1:
+            self._watcher.progress(ALL, self._num_done, self._num_runs, self._how_far())
+        for run, epochs, loss in running:
+            known = "" if loss is None else f"  valid loss {loss:.5g}"
+            most = run.options.epochs
+            self._watcher.progress(run.label, epochs, most, f"epoch {epochs} of {most}{known}")
+
+    def end(self, run: PlannedRun, status: str, epochs: float, loss: float | None) -> None:
+        """Report how a run ended."""
+        self._num_done += 1
+        self._finished_epochs += epochs
+        self._left.pop(run.folder, None)
+        self._running.pop(run.folder, None)
+        known = "" if loss is None else f", valid loss {loss:.5g}"
+        self._watcher.end(
+            run.label,
+            f"{run.label}: {WORDS[status]} after {epochs:.3g} epochs{known} ({self._how_far()})",
+        )
+
+    def _how_far(self) -> str:
+        """How many runs are done, and the time left if each of the others goes to its limit."""
+        text = f"{self._num_done} of {self._num_runs}"
+        done = self._finished_epochs + sum(self._running.values())
+        if done < 1 or not self._left:
+            return text
+        left = max(sum(self._left.values()) - sum(self._running.values()), 0.0)
+        minutes = (time.monotonic() - self._began) / done * left / 60
+        if minutes < 1:
+            return f"{text}, less than a minute left"
+        return f"{text}, at most {minutes:.0f} min left"
 
 
 @dataclass
 class _Running:
-    job: Job
+    run: PlannedRun
     process: ForkServerProcess
     words: Connection
     slots: list[int]
     """Which of the machine's cores, or GPUs, it counts for."""
 
 
-def status_of(study: Path, job: Job) -> str | None:
-    """How a job's run ended, or None: it has not, or only for a target or a number of epochs that
+def status_of(study: Path, run: PlannedRun) -> str | None:
+    """How a run ended, or None: it has not, or only for a target or a number of epochs that
     have changed since."""
-    folder = RunFolder(study / job.folder)
+    folder = RunFolder(study / run.folder)
     if not folder.holds_run:
         return None
-    content, target = folder.read(), job.options.target
+    content, target = folder.read(), run.options.target
     status: str = content["status"]
     if status == "target" and (target is None or content["result"]["valid_loss"] > target):
         return None
-    if status == "finished" and content["result"]["epochs"] < job.options.epochs:
+    if status == "finished" and content["result"]["epochs"] < run.options.epochs:
         return None
     return status if status in ENDED else None
 
 
-def run_jobs(
-    jobs: Sequence[Job],
-    study: Path,
-    *,
-    cores: int,
-    command: Sequence[str],
-    source: bytes | None,
+def train_runs(
+    runs: Sequence[PlannedRun],
+    opened: Opened,
+    request: StudyRequest,
     watcher: Watcher,
-    alone_seconds: Callable[[Job], float] = lambda job: math.inf,
-    other_hardware: bool = False,
+    alone_seconds: Callable[[PlannedRun], float] = lambda run: math.inf,
 ) -> None:
-    """Train all jobs that are not finished. `source` is what the recipe's file held when the study
-    began; `alone_seconds` is what a job takes with one worker."""
-    jobs = list({job.folder: job for job in jobs}.values())
-    waiting = [job for job in jobs if status_of(study, job) is None]
+    """Train all runs that are not finished, on the cores or GPUs of this machine; `alone_seconds`
+    is what a run takes with one worker."""
+    study = opened.folder
+    runs = list({run.folder: run for run in runs}.values())
+    waiting = [run for run in runs if status_of(study, run) is None]
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["samepath.engine.run.train", "torch._inductor.config"])
     running: list[_Running] = []
-    shown = JobsProgress(watcher, waiting, len(jobs) - len(waiting))
+    slots = range(available_workers())
+    progress = StudyProgress(watcher, waiting, len(runs) - len(waiting))
     try:
         with threads_of_children(1), stop_signals() as asked:  # runs set the plan's themselves
             while waiting or running:
                 busy = {slot for each in running for slot in each.slots}
-                free = [slot for slot in range(cores) if slot not in busy]
+                free = [slot for slot in slots if slot not in busy]
                 while waiting and free:
-                    job = waiting.pop(0)
+                    run = waiting.pop(0)
                     workers = 1
-                    if alone_seconds(job) > SHARING_SECONDS:
+                    if alone_seconds(run) > SHARING_SECONDS:
                         # the last runs share the cores that would be idle
                         workers = max(1, len(free) // (len(waiting) + 1))
-                        workers = min(workers, job.options.plan.num_grains)
-                    slots, free = free[:workers], free[workers:]
-                    folder = _cleared(study / job.folder)
-                    request = request_for(
-                        job, folder, workers, tuple(command), source, other_hardware
-                    )
-                    running.append(_start(context, job, request, slots))
+                        workers = min(workers, run.options.plan.num_grains)
+                    mine, free = free[:workers], free[workers:]
+                    _clear_unbegun(study / run.folder)
+                    asking = request_for(run, opened, request, workers)
+                    running.append(_start(context, run, asking, mine))
                 wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
                 if asked():
                     raise Interrupted(asked())
-                shown.look([(each.job, *_progress(study, each.job)) for each in running])
+                progress.look([(each.run, *_progress(study, each.run)) for each in running])
                 for each in [each for each in running if not each.process.is_alive()]:
                     running.remove(each)
-                    _finish(each, study, shown)
+                    _finish(each, study, progress)
     finally:
         _stop(running)
         watcher.close()
 
 
-def _cleared(folder: Path) -> Path:
+def _clear_unbegun(folder: Path) -> None:
+    """Remove what a run left that was killed before it had begun."""
     if folder.exists() and not (folder / "run.json").exists():
-        shutil.rmtree(folder)  # killed before it had begun
-    return folder
+        shutil.rmtree(folder)
 
 
-def _start(context: Any, job: Job, request: Request, slots: list[int]) -> _Running:
+def _start(context: Any, run: PlannedRun, request: Request, slots: list[int]) -> _Running:
     words, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(request, slots, theirs))
     process.start()
     theirs.close()
-    return _Running(job, process, words, slots)
+    return _Running(run, process, words, slots)
 
 
-def _finish(each: _Running, study: Path, shown: JobsProgress) -> None:
-    """A process has ended: well, or with words of its own, or without."""
+def _finish(each: _Running, study: Path, progress: StudyProgress) -> None:
+    """Report a process that has ended: well, with words of its own, or without."""
     code = each.process.exitcode
-    status = status_of(study, each.job)
+    status = status_of(study, each.run)
     with suppress(EOFError):  # it had nothing to say
         kind, text = each.words.recv()
-        raise (UserError if kind == "user" else WorkerFailed)(f"{each.job.label}: {text}")
+        raise (UserError if kind == "user" else WorkerFailed)(f"{each.run.label}: {text}")
     if status is None:
-        raise WorkerFailed(f"{each.job.label}: its process ended with code {code}")
-    result = RunFolder(study / each.job.folder).read()["result"]
-    shown.end(each.job, status, result["epochs"], result["valid_loss"])
+        raise WorkerFailed(f"{each.run.label}: its process ended with code {code}")
+    result = RunFolder(study / each.run.folder).read()["result"]
+    progress.end(each.run, status, result["epochs"], result["valid_loss"])
 
 
 def _stop(running: Sequence[_Running]) -> None:
@@ -159,7 +220,7 @@ def _stop(running: Sequence[_Running]) -> None:
 
 
 def _work(request: Request, slots: list[int], words: Connection) -> None:
-    """One run's whole life, in a process of its own."""
+    """Train one run, in a process of its own."""
     os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which passes it on: once
     die_with_launcher()
     signal.signal(signal.SIGTERM, _stop_at_once)
@@ -180,20 +241,13 @@ def _work(request: Request, slots: list[int], words: Connection) -> None:
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
-    """The run has begun, as its folder says, and has no step yet after which it could stop."""
+    """Stop a run that has begun, as its folder says, and has made no step yet."""
     raise Interrupted(number)
 
 
-def request_for(
-    job: Job,
-    folder: Path,
-    workers: int,
-    command: tuple[str, ...],
-    source: bytes | None,
-    other_hardware: bool = False,
-) -> Request:
+def request_for(run: PlannedRun, opened: Opened, request: StudyRequest, workers: int) -> Request:
     """What `samepath train` would be asked for this run."""
-    options = job.options
+    options, folder = run.options, opened.folder / run.folder
     return Request(
         recipe=options.recipe,
         data=options.data,
@@ -215,16 +269,16 @@ def request_for(
         ),
         out=folder,
         resume=RunFolder(folder).holds_run,
-        command=command,
-        source=source,
+        command=request.command,
+        source=opened.found.source,  # what the recipe's file held when the study began
         made_of=made_of_options(options),
-        other_hardware=other_hardware,
+        other_hardware=request.other_hardware,
     )
 
 
-def _progress(study: Path, job: Job) -> tuple[int, float | None]:
+def _progress(study: Path, run: PlannedRun) -> tuple[int, float | None]:
     """Epochs done and the last validation loss, from the end of the run's metrics."""
-    file = study / job.folder / "metrics.jsonl"
+    file = study / run.folder / "metrics.jsonl"
     try:
         with file.open("rb") as lines:
             lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))

@@ -1,37 +1,48 @@
-"""The link between workers, and how long a reduction takes over it.
+"""Links and clusters: what joins workers, and what a reduction of gradients costs there.
 
-In: a name, a link somebody measured, or nothing (then it is measured here, with two real workers).
-Out: NetworkFacts, and the seconds one reduction of gradients takes at any number of workers.
-Guaranteed: the traffic is the engine's own (`engine.collective.NetworkBucket`), counted from the
-plan's tree; nothing is assumed to hide behind computing, so modelled times are on the slow side.
+In: a name, a link somebody measured, or timed reductions. Out: NetworkFacts (one link), a Cluster
+(workers in nodes, nodes in racks, a link at each level), and by number of workers the cost of a
+reduction. Guaranteed: no torch and no engine; the traffic is the engine's own
+(`engine.comm.collective.NetworkBucket`), counted from the plan's tree; workers fill one node after
+another; a level no message passes costs nothing.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
+import math
 import re
 import statistics
-import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
-from samepath.engine.comm.collective import Bucket, Collective
-from samepath.engine.comm.tree_sum import BUCKET_BYTES
-from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
-from samepath.engine.run.session import start
 from samepath.errors import UserError
-from samepath.plan import Reduction, reduction
-from samepath.study.results import NetworkFacts
+from samepath.plan import reduction
 
 HERE: Literal["here"] = "here"
+NODE = "node"
+Algorithm: TypeAlias = Literal["samepath", "ring", "tree"]
+"""Our all_to_all and all_gather of the plan's tree (`traffic`); a ring all-reduce (Patarasuk and
+Yuan 2009); NCCL's double binary tree (Sanders, Speck and Träff 2009)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts:
+    """A link between workers, or between nodes."""
+
+    name: str
+    how: Literal["preset", "measured", "given"]
+    bytes_per_second: float
+    """In each direction."""
+    latency_seconds: float
+    """Of one message."""
+    cores_taken: float = 0.0
+    """Of a core of each worker, while something travels: what computing loses where no core is
+    idle. Known of measured links only."""
 
 
 def _preset(name: str, bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
@@ -70,7 +81,7 @@ _EXAMPLE = "940Mbit/s:60us"
 
 
 def parse_network(text: str) -> NetworkFacts | Literal["here"]:
-    """A preset's name, "here", or a measured link such as "940Mbit/s:60us" or "11.6GB/s:2us"."""
+    """Find a preset by name, "here", or a measured link such as "940Mbit/s:60us"."""
     text = text.strip()
     names = {name.lower(): name for name in (*PRESETS, HERE)}
     if text.lower() in names:
@@ -120,6 +131,130 @@ def _number(text: str, digits: str) -> float:
         ) from None
 
 
+# ---- clusters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Groups of workers, and the link that joins the members of one."""
+
+    name: str
+    """What such a group is called: "node" (workers of one computer), "rack", "machine"."""
+    workers: int | None
+    """In one group; None: however many there are (the outermost level only)."""
+    network: NetworkFacts
+    """Latency of a message between members; bandwidth, in each direction, at the door of one
+    member: of a worker at the innermost level, of a whole node between nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Workers in groups of groups, with a link at each level."""
+
+    name: str
+    levels: tuple[Level, ...]
+    """From the innermost to the outermost."""
+    is_here: bool = False
+    """It is this computer, of which was measured how much its workers slow each other down. (That
+    those of a node elsewhere do not is assumed.)"""
+
+    def __post_init__(self) -> None:
+        *inner, outer = self.levels
+        assert outer.workers is None, "the outermost level holds any number of workers"
+        door = 1
+        for level in inner:
+            assert level.workers is not None
+            assert level.workers > door, "a group holds more than one member"
+            assert level.workers % door == 0, "a group holds whole members"
+            door = level.workers
+
+    @property
+    def cores_taken(self) -> float:
+        """What a reduction takes from computing (`NetworkFacts.cores_taken`)."""
+        return max(level.network.cores_taken for level in self.levels)
+
+    @property
+    def workers_per_node(self) -> int | None:
+        """None: all workers are in one node."""
+        first = self.levels[0]
+        return first.workers if first.name == NODE else 1
+
+    def side_by_side(self, workers: int) -> int:
+        """How many of these workers share this computer's memory and caches."""
+        return workers if self.is_here else 1
+
+
+def flat(network: NetworkFacts, *, name: str = "machine") -> Cluster:
+    """Every worker at the same link: each a computer of its own, or, named "node", all in this."""
+    level = Level(name=name, workers=None, network=network)
+    return Cluster(name=network.name, levels=(level,), is_here=name == NODE)
+
+
+def _nested(name: str, *levels: tuple[str, int | None, NetworkFacts]) -> Cluster:
+    return Cluster(
+        name=name,
+        levels=tuple(Level(name=what, workers=n, network=link) for what, n, link in levels),
+    )
+
+
+# What follows is from data sheets, not measured: a link of one's own is better than any preset.
+# Messages between processes of one computer, through its kernel.
+_LOOPBACK = _preset("loopback", 2e9, 30e-6)
+# V100s of a Summit node: NVLink 2 with 50 GB/s between neighbours, of which four fifths.
+_NVLINK2 = _preset("NVLink 2", 40e9, 3.4e-6)
+# Two EDR ports a node, as two of the "100Gb" preset; a fat tree, so that racks do not count.
+_TWO_EDR = _preset("2 x EDR", 23e9, 14e-6)
+# Eight HDR ports a node, each as two of the "100Gb" preset.
+_EIGHT_HDR = _preset("8 x HDR", 184e9, 14e-6)
+# A rack of forty nodes of 10GbE with four uplinks of 40 Gbit/s: 2.5 times oversubscribed.
+_UPLINKS = _preset("4 x 40GbE", 18.7e9, 35e-6)
+
+CLUSTERS: dict[str, Cluster] = {
+    cluster.name: cluster
+    for cluster in (
+        *map(flat, PRESETS.values()),
+        # Cunha et al. 2018: at most two workers a node, Gigabit Ethernet between nodes.
+        _nested("1GbE-pairs", (NODE, 2, _LOOPBACK), ("machine", None, PRESETS["1GbE"])),
+        _nested(
+            "10GbE-racks",
+            (NODE, 4, _LOOPBACK),
+            ("rack", 160, PRESETS["10GbE"]),
+            ("machine", None, _UPLINKS),
+        ),
+        # Gahlot et al. 2020: six V100 a node.
+        _nested("summit", (NODE, 6, _NVLINK2), ("machine", None, _TWO_EDR)),
+        _nested("dgx-a100", (NODE, 8, PRESETS["NVLink"]), ("machine", None, _EIGHT_HDR)),
+    )
+}
+"""Clusters by name: first a worker at each end of every preset link, then nodes and racks."""
+
+
+def find_cluster(text: str, here: NetworkFacts | None = None) -> Cluster:
+    """Find a preset by name, a link such as "940Mbit/s:60us", or "here": the link measured here."""
+    text = text.strip()
+    names = {name.lower(): name for name in CLUSTERS}
+    if text.lower() in names:
+        return CLUSTERS[names[text.lower()]]
+    if text.lower() == HERE and here is not None:
+        return flat(here, name=NODE)
+    if ":" in text:
+        link = parse_network(text)
+        assert link != HERE
+        return flat(link)
+    known = [*CLUSTERS, *([HERE] if here is not None else [])]
+    raise UserError(
+        f"--network {text}: there is no such preset; use one of {', '.join(known)}, or a link you "
+        f"measured, such as {_EXAMPLE}"
+    )
+
+
+def check_cluster(text: str) -> None:
+    """Refuse an unknown name before anything is measured ("here" is known, though not yet)."""
+    find_cluster(text, here=PRESETS["1GbE"])
+
+
+# ---- what a reduction costs
+
 MESSAGE_LATENCIES = 0.125
 """What every further message of an all_to_all costs, in latencies: gloo hands them all to the
 kernel before it waits for any (gloo/alltoallv.cc), so they travel together, but each takes the
@@ -139,7 +274,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(workers: int, num_grains: int) -> Traffic:
-    """The messages and bytes of one reduction, as `NetworkBucket` sends them.
+    """Count the messages and bytes of one reduction, as `NetworkBucket` sends them.
 
     With N workers that have grains (those beyond the number of grains are idle), worker w with
     s_w sums (whole subtrees of the plan's tree; S in all) and a gradient of G bytes:
@@ -160,49 +295,99 @@ def traffic(workers: int, num_grains: int) -> Traffic:
     return Traffic(2, 2 * (n - 2), out + (n - 1) / n)
 
 
-def reduction_seconds(
-    network: NetworkFacts, gradient_bytes: int, workers: int, num_grains: int
-) -> float:
-    """How long a batch's gradients take to become one sum on every worker: exchanges x latency +
-    further messages x their part of one + bytes / bandwidth, for the counts of `traffic`.
+class Cost(NamedTuple):
+    """Seconds to reduce some bytes."""
 
-    It starts when the last grain is done: the engine sends most of it during that grain's backward
-    pass, so this is pessimistic. (Tried on Gigabit Ethernet emulated with tc, 25 MiB: two workers
-    with a sum each took 221 ms, modelled as 224; with two sums each 368, modelled as 336; three
-    workers 308, as 299; four, on two cores, 390, as 336.)
-    """
-    rounds, further, gradients = traffic(workers, num_grains)
-    latencies = rounds + further * MESSAGE_LATENCIES
-    return latencies * network.latency_seconds + transfer_seconds(
-        network, gradients * gradient_bytes
+    fixed_seconds: float
+    """However many they are, and nothing else travels meanwhile."""
+    seconds_per_byte: float
+    latency_seconds: float = 0.0
+    """On the way, while the next may start."""
+    record_seconds: float = 0.0
+    """Of what workers tell each other at the end of a step beside: a ring of small records."""
+
+    def occupied(self, num_bytes: float) -> float:
+        """Until the next reduction may start."""
+        return self.fixed_seconds + num_bytes * self.seconds_per_byte
+
+    def __call__(self, num_bytes: float) -> float:
+        """Until the total is there."""
+        return self.occupied(num_bytes) + self.latency_seconds
+
+
+class _Passed(NamedTuple):
+    """A level that messages between some workers pass."""
+
+    network: NetworkFacts
+    door: int
+    """Workers behind one door."""
+    largest: int
+    """Workers in the largest group."""
+    links: int
+    """Of a chain through all workers, those of this level."""
+
+    @property
+    def depth(self) -> int:
+        """Of a binary tree over the members of the largest group."""
+        return math.ceil(math.log2(-(-self.largest // self.door)))
+
+
+def _passed(cluster: Cluster, workers: int) -> Iterator[_Passed]:
+    door = 1
+    for level in cluster.levels:
+        size = workers if level.workers is None else level.workers
+        links = -(-workers // door) - -(-workers // size)
+        if links > 0:
+            yield _Passed(level.network, door, min(size, workers), links)
+        door = size
+
+
+def reduction_cost(
+    cluster: Cluster, workers: int, algorithm: Algorithm, *, num_grains: int = 0
+) -> Cost:
+    """What it takes until every worker has the total. `num_grains` are those of the batch, which
+    decide how many sums our own reduction ships (0: one from each worker).
+
+    A ring passes every door once in each direction and a tree's halves balance, so both run at the
+    narrowest door's rate, and (on NCCL's one stream) one reduction after another; an all_to_all
+    takes everything its workers have for others through the door, its messages travel together, and
+    the next bucket need not wait for the last one's latency. (Our own was tried on Gigabit Ethernet
+    emulated with tc, 25 MiB: two workers with a sum each took 221 ms, modelled as 224; with two
+    sums each 368, modelled as 336; three workers 308, as 299; four, on two cores, 390, as 336.)"""
+    if workers == 1:
+        return Cost(0.0, 0.0)
+    levels = list(_passed(cluster, workers))
+    narrowest = min(level.network.bytes_per_second for level in levels)
+    if algorithm == "ring":
+        fixed = 2.0 * sum(level.links * level.network.latency_seconds for level in levels)
+        return Cost(fixed, 2.0 * (workers - 1) / workers / narrowest)
+    if algorithm == "tree":
+        return Cost(tree_seconds(cluster, workers), 2.0 / narrowest)
+    rounds, _, gradients = traffic(workers, num_grains or workers)
+    fixed = latency = per_byte = 0.0
+    for level in levels:
+        latency = max(latency, level.network.latency_seconds)
+        messages = rounds * (level.largest - level.door)
+        fixed += messages * MESSAGE_LATENCIES * level.network.latency_seconds
+        outside = level.door * (workers - level.door) / (workers - 1)
+        per_byte = max(per_byte, gradients * outside / level.network.bytes_per_second)
+    latency *= rounds * (1.0 - MESSAGE_LATENCIES)  # the first of each exchange is counted above
+    record = sum(level.links * level.network.latency_seconds for level in levels)
+    return Cost(fixed, per_byte, latency, record)
+
+
+def tree_seconds(cluster: Cluster, workers: int) -> float:
+    """Of an empty message up a binary tree and down again: what any agreement costs at least."""
+    return 2.0 * sum(
+        level.depth * level.network.latency_seconds for level in _passed(cluster, workers)
     )
 
 
-def transfer_seconds(network: NetworkFacts, num_bytes: float) -> float:
-    """The time on the wire, without the latency."""
-    return num_bytes / network.bytes_per_second
-
-
-# ---- measuring it
-
-SIZES = tuple(1 << power for power in (14, 16, 18, 20, 22, 24))
-"""Bytes of gradients."""
-GRAINS = (2, 6)
-"""Two workers with one sum each (a plain all-reduce), and with two each (all_to_all)."""
-WARM_UP, REPEATS = 3, 15
-
-
-def measure_network() -> NetworkFacts:
-    """The link between two workers of this machine, through the engine's network collective (gloo
-    over the loopback; NCCL between GPUs)."""
-    with owned_folder("network-") as folder:
-        path = Path(folder) / "samples.json"
-        launch(_work, (path,), 2)
-        return link_of([Sample(*sample) for sample in json.loads(path.read_text())], HERE)
+# ---- a link from timed reductions
 
 
 class Sample(NamedTuple):
-    """One size of reductions."""
+    """One size of reductions, timed."""
 
     rounds: int
     num_bytes: float
@@ -212,7 +397,7 @@ class Sample(NamedTuple):
 
 
 def link_of(samples: Sequence[Sample], name: str) -> NetworkFacts:
-    """The link that explains them."""
+    """The link that explains the samples."""
     latency_seconds, bytes_per_second = fit_link([sample[:3] for sample in samples])
     return NetworkFacts(
         name=name,
@@ -229,6 +414,8 @@ def fit_link(samples: Sequence[tuple[float, float, float]]) -> tuple[float, floa
     Ratios of modelled to measured times are made small (soft L1 of their logarithms): small
     messages, which tell the latency, count as much as large ones, which tell the bandwidth, and
     one bad time does not count for much."""
+    from scipy.optimize import least_squares
+
     messages, num_bytes, seconds = np.array(samples, dtype=np.float64).T
 
     def errors(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -238,57 +425,3 @@ def fit_link(samples: Sequence[tuple[float, float, float]]) -> tuple[float, floa
     first = np.log([np.min(seconds / messages), np.min(seconds / num_bytes)])
     fitted = least_squares(errors, first, loss="soft_l1", f_scale=0.1).x
     return float(np.exp(fitted[0])), float(np.exp(-fitted[1]))
-
-
-def _work(path: Path) -> None:
-    """Run by each of two workers: the first writes what it measured."""
-    # two processes cannot share one GPU in NCCL
-    device = "cpu" if torch.cuda.device_count() < 2 else None
-    with start(link="network", device=device, timeout_seconds=120.0) as session:
-        samples = time_reductions(session.collective)
-        if session.is_first:
-            path.write_text(json.dumps(samples))
-
-
-def time_reductions(collective: Collective, repeats: int = REPEATS) -> list[Sample]:
-    """Median seconds of reductions of several sizes between two workers (run by both)."""
-    kinds = [(reduction(grains, 2), traffic(2, grains)) for grains in GRAINS]
-    cases = [(how, what, size, _buckets(collective, size)) for how, what in kinds for size in SIZES]
-    times: list[list[tuple[float, float]]] = [[] for _ in cases]
-    for _ in range(WARM_UP + repeats):  # all cases in turn: noise comes and goes
-        for case, (how, _, _, buckets) in enumerate(cases):
-            times[case].append(_reduce_once(collective, how, buckets))
-    return [
-        Sample(
-            what.rounds,
-            what.gradients * size,
-            *map(statistics.median, zip(*taken[WARM_UP:], strict=True)),
-        )
-        for (_, what, size, _), taken in zip(cases, times, strict=True)
-    ]
-
-
-def _buckets(collective: Collective, size: int) -> list[Bucket]:
-    """Room for so many bytes, in buckets as the engine fills them."""
-    lengths = [min(BUCKET_BYTES, size - first) // 4 for first in range(0, size, BUCKET_BYTES)]
-    return [collective.bucket(length, torch.float32, exact=True) for length in lengths]
-
-
-def _reduce_once(
-    collective: Collective, how: Reduction, buckets: Sequence[Bucket]
-) -> tuple[float, float]:
-    """Seconds one reduction takes, and seconds of this worker's cores."""
-    for bucket in buckets:
-        bucket.begin(how)
-        bucket.rows.fill_(1.0)  # the others' caches do not have it yet, as after a backward pass
-    collective.agree(True)  # both are ready
-    began, cores = time.perf_counter(), time.process_time()
-    for bucket in buckets:
-        bucket.launch()
-    for bucket in buckets:
-        bucket.settle()
-    for bucket in buckets:
-        bucket.finish()
-    if collective.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began, time.process_time() - cores

@@ -1,8 +1,8 @@
-"""What one step of a recipe is made of, as it was measured on this machine: `measured.json`.
+"""What one step of a recipe is made of, as the stopwatch measured it on this machine.
 
-In: stopwatches. Out: a frozen dataclass, to JSON and back: what `advise` reasons from and
-`simulate` draws from. Guaranteed: everything in it was measured here, with one or a few real
-workers; nothing is modelled.
+In: stopwatches. Out: frozen dataclasses, to JSON and back: a MeasuredStep (`measured.json`), which
+`advise` and `simulate` draw from, and the ClockFacts of a study (`clock.json`, `study.json`).
+Guaranteed: everything here was measured with one or a few real workers; nothing is modelled.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-from samepath.engine.state.run_folder import make_folder
 from samepath.errors import UserError
-from samepath.files import brief, read_object, write_atomically
-from samepath.study.results import NetworkFacts, read_as
+from samepath.files import brief, make_folder, read_as, read_object, write_atomically
+from samepath.timing.links import NetworkFacts
 
+How: TypeAlias = Literal["measured", "modelled"]
+"""How a time is known: with that many real workers, here; or from the model."""
 FILE = "measured.json"
 FORMAT = 1
 MOST_EXAMPLES = 1 << 30
@@ -57,19 +59,51 @@ class MeasuredStep:
     step_seconds: dict[str, float]
     """Median seconds of whole steps, by how many real workers ran here."""
     busy_cores: float
-    """What others kept busy meanwhile."""
+    """Cores used by other processes meanwhile."""
     buffer_bytes: int = 0
     """Of float buffers (batch norm's), which workers merge after every step."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClockFacts:
+    """What the times of a study are made of."""
+
+    network: NetworkFacts
+    local: NetworkFacts
+    """The link between two workers of this machine, for predictions of what was measured here."""
+    gradient_bytes: int
+    serial_seconds: float
+    """Of a step: what does not shrink with workers (update, bookkeeping). Measured."""
+    grain_seconds: dict[str, float]
+    """Forward and backward of one grain, by its size. Measured with one worker, alone."""
+    measured_step_seconds: dict[str, float]
+    """By "batch x workers", such as "64x2": a step with that many real workers here."""
+    threads: int
+    machine: str
+    """Processor, cores: where it was measured."""
+    grain_size: int
+    """The recipe's."""
+    grain_fixed: bool
+    """The model normalises over a grain, so more workers cannot mean finer grains."""
+    busy_cores: float
+    """Cores used by other processes while it was measured, at most. Times are those of an idle
+    machine only where enough cores were left."""
+
+
+def step_key(batch_size: int, workers: int) -> str:
+    """The name of a step in `measured_step_seconds`."""
+    return f"{batch_size}x{workers}"
+
+
 def write_measured(folder: Path, measured: MeasuredStep) -> None:
+    """Write `measured.json`; the folder is made if need be."""
     make_folder(folder)
     content = {"format": FORMAT, **asdict(measured)}
     write_atomically(folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def read_measured(folder: Path) -> MeasuredStep:
-    """From the folder of an advice or a profile."""
+    """Read `measured.json` in the folder of an advice, a profile or a simulation."""
     file = folder / FILE
     if not file.is_file():
         raise UserError(

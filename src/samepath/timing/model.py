@@ -1,42 +1,353 @@
-"""A step on 1 to thousands of workers, modelled event by event.
+"""The model of a step on 1 to thousands of workers: the only one.
 
-In: a workload as measured with one worker, a machine, a policy. Out: for each number of workers the
-step's mean and spread, speed-up, efficiency, what is hidden and what is waited for.
-Guaranteed: the same seed gives the same numbers; nothing here is a measurement, and every result
-says so.
+In: what was measured with one worker, links, and how gradients come together. Out: seconds.
+Guaranteed: no torch and no engine; nothing here is a measurement, and every result says so.
 
-A step: every worker computes its grains one after another, with times drawn from the measured
-spread; gradients appear during its last grain; the policy reduces what all workers have, over the
-machine's links; then everybody updates. The next step begins when the last worker has done that.
+A step: every worker computes its grains one after another; the workers' gradients are reduced over
+the cluster's links; then every worker updates. The next step begins when the last worker has done
+that. Two callers ask for it with what they know:
+
+- `simulate` (advise and simulate) knows the spread of grain times and when each gradient appears.
+  It draws grain times, reduces buckets as they appear, and returns mean and spread of many trials.
+- `Clock` (a study) knows one time for each grain size. It counts the reduction as if nothing of it
+  were hidden behind computing, so that its times are on the slow side:
+
+      T(k) = serial + grains of the busiest worker x grain time + reduction(k)
+
+Both cut a batch with `grains_of`, take grain times from `interpolated` and cost reductions with
+`links.reduction_cost`. A Clock's grain times are those of one worker alone: that workers of one
+computer share its caches and memory is in `simulate` ("crowding") and not in Clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samepath.errors import UserError
-from samepath.keys import key, keys_for
-from samepath.timing.machines import Machine, reduction_cost, tree_seconds
-from samepath.timing.policies import Exchange, Queue, Static, run_queue, run_static
-from samepath.timing.workload import (
-    Drawn,
-    Floats,
-    Scaling,
-    Shares,
-    Workload,
-    draw,
-    share_out,
-    uniform,
-)
+from samepath.keys import UInt64s, key, keys_for
+from samepath.plan import assign
+from samepath.timing.links import Cluster, flat, reduction_cost, tree_seconds
+from samepath.timing.measured import ClockFacts, How, MeasuredStep, step_key
+from samepath.timing.policies import Buckets, Exchange, Floats, Policy, run_buckets, run_queue
 
-Policy: TypeAlias = Static | Queue
+Integers: TypeAlias = NDArray[np.int64]
+Scaling: TypeAlias = Literal["strong", "weak"]
+"""All workers share one batch; each has a batch of its own."""
+Mode: TypeAlias = Literal["synchronous", "stale", "asynchronous"]
+"""All wait for a step's gradients; gradients are reduced behind the next step; a parameter server
+that applies each worker's gradient as it comes."""
+
+LEAST_GRAINS = 50
+"""With fewer timed grains the slow tail of their spread is not seen."""
+FORWARD = 1.0 / 3.0
+"""Of a grain's time, where nothing was measured: a backward pass does two products for each one of
+the forward pass."""
 TRIALS = 200
 MOST_AT_ONCE = 1 << 21
 """Grain times drawn in one go, to bound the memory."""
+
+
+# ---- grains and their times
+
+
+def grain_size_at(*, batch_size: int, workers: int, grain_size: int, grain_fixed: bool) -> int:
+    """Examples in a grain when so many workers share a batch.
+
+    Finer grains let more workers take part and change the path only by rounding; but where the
+    model normalises over a grain they would change what it computes."""
+    if grain_fixed:
+        return min(grain_size, batch_size)
+    return min(grain_size, -(-batch_size // workers))
+
+
+def grains_of(batch_size: int, grain_size: int, workers: int) -> tuple[Integers, Integers]:
+    """The sizes of a batch's grains, and the first grain of each worker that has any, as the plan
+    cuts and gives them; with more workers than grains some are idle."""
+    num_grains = -(-batch_size // grain_size)
+    sizes = np.full(num_grains, grain_size, np.int64)
+    sizes[-1] = batch_size - (num_grains - 1) * grain_size
+    runs = assign(num_grains, min(workers, num_grains))
+    return sizes, np.array([run.start for run in runs], np.int64)
+
+
+def interpolated(grain_seconds: Mapping[int, float], sizes: Integers) -> Floats:
+    """Seconds of grains of these sizes: on the line between measured ones, below the smallest as
+    long as that one, beyond the largest as long for each example as in that one."""
+    known = sorted(grain_seconds)
+    seconds = np.interp(sizes, known, [grain_seconds[size] for size in known])
+    return seconds * np.maximum(sizes / known[-1], 1.0)
+
+
+# ---- asked by a study
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds per step, from what a study measured."""
+
+    facts: ClockFacts
+
+    def step_seconds(
+        self, *, batch_size: int, workers: int, mode: Mode = "synchronous"
+    ) -> tuple[float, How]:
+        """The time of one update, and how it is known: "measured" only where steps were run with
+        that many real workers here.
+
+        `batch_size` is the whole batch of a step; with `asynchronous` it is what each worker
+        computes alone for one update."""
+        measured = self.facts.measured_step_seconds.get(step_key(batch_size, workers))
+        if measured is not None and mode == "synchronous":
+            return measured, "measured"
+        return self.modelled(batch_size=batch_size, workers=workers, mode=mode), "modelled"
+
+    def modelled(self, *, batch_size: int, workers: int, mode: Mode = "synchronous") -> float:
+        """The model's time, also where there is a measured one."""
+        serial = self.facts.serial_seconds
+        if mode == "asynchronous":
+            return self._asynchronous(batch_size, workers)
+        compute = self.compute_seconds(batch_size=batch_size, workers=workers)
+        reduce = self.reduction_seconds(batch_size=batch_size, workers=workers)
+        return serial + (max(compute, reduce) if mode == "stale" else compute + reduce)
+
+    def _asynchronous(self, batch_size: int, workers: int) -> float:
+        """Seconds per update of a parameter server.
+
+        A worker's cycle is: its batch, the gradient there, the update, the weights back. k workers
+        make k updates in one cycle until the server is always busy: it takes one gradient in,
+        updates and sends the weights before it turns to the next."""
+        network = self.facts.network
+        one_way = network.latency_seconds + self.facts.gradient_bytes / network.bytes_per_second
+        server = one_way + self.facts.serial_seconds + one_way
+        cycle = self.compute_seconds(batch_size=batch_size, workers=1) + server
+        return max(cycle / workers, server)
+
+    def grain_size(self, *, batch_size: int, workers: int) -> int:
+        """Examples in a grain at so many workers."""
+        return grain_size_at(
+            batch_size=batch_size,
+            workers=workers,
+            grain_size=self.facts.grain_size,
+            grain_fixed=self.facts.grain_fixed,
+        )
+
+    def compute_seconds(self, *, batch_size: int, workers: int) -> float:
+        """Forward and backward passes of the worker that has most to do."""
+        size = self.grain_size(batch_size=batch_size, workers=workers)
+        sizes, starts = grains_of(batch_size, size, workers)
+        known = {int(size): seconds for size, seconds in self.facts.grain_seconds.items()}
+        return float(np.add.reduceat(interpolated(known, sizes), starts).max())
+
+    def reduction_seconds(self, *, batch_size: int, workers: int) -> float:
+        """Seconds until a batch's gradients are one sum on every worker, over the clock's network.
+
+        It starts when the last grain is done: the engine sends most of it during that grain's
+        backward pass, so this is pessimistic."""
+        num_grains = -(-batch_size // self.grain_size(batch_size=batch_size, workers=workers))
+        busy = min(workers, num_grains)
+        cost = reduction_cost(flat(self.facts.network), busy, "samepath", num_grains=num_grains)
+        return cost(self.facts.gradient_bytes)
+
+
+# ---- asked by advise and simulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSpread:
+    """How much the times of equal grains differ."""
+
+    factors: tuple[float, ...] = ()
+    """Measured: the time of a grain / their median. Nothing slower than the slowest is drawn."""
+    grain: float = 0.0
+    """Without factors: the standard deviation of a grain's logarithm (lognormal, median 1)."""
+    worker: float = 0.0
+    """The same of a worker's slowness, which all its grains of a step share."""
+
+    def __post_init__(self) -> None:
+        assert not (self.factors and self.grain), "measured factors or a stated spread, not both"
+        assert all(factor > 0.0 for factor in self.factors)
+        assert self.grain >= 0.0
+        assert self.worker >= 0.0
+
+    def of_grains(self, uniform: Floats) -> Floats:
+        """Factors of grains, from numbers between 0 and 1."""
+        if not self.factors:
+            return _lognormal(self.grain, uniform)
+        places = (np.arange(len(self.factors)) + 0.5) / len(self.factors)
+        return np.asarray(np.interp(uniform, places, np.sort(self.factors)))
+
+    def of_workers(self, uniform: Floats) -> Floats:
+        """Factors of workers, from numbers between 0 and 1."""
+        return _lognormal(self.worker, uniform)
+
+
+def _lognormal(deviation: float, uniform: Floats) -> Floats:
+    from scipy.special import ndtri
+
+    return np.asarray(np.exp(deviation * ndtri(uniform)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One step of a recipe, as one worker was measured to do it."""
+
+    name: str
+    batch_size: int
+    """Examples of a step (strong scaling) or of each worker's step (weak)."""
+    grain_size: int
+    grain_fixed: bool
+    """The model normalises over a grain: more workers cannot mean finer grains."""
+    grain_seconds: dict[int, float]
+    """Median seconds of a grain, forward and backward, by its size."""
+    serial_seconds: float
+    """Of a step: what comes after the reduction and does not shrink (the update)."""
+    tensor_bytes: tuple[int, ...]
+    """Gradients, in the order in which backward finds them."""
+    tensor_ready: tuple[float, ...]
+    """When each is there, as a part of the last grain's time: rising, at most 1."""
+    buffer_bytes: int = 0
+    """Of buffers that a step changes (batch norm's), which are merged like gradients."""
+    spread: TimeSpread = TimeSpread()
+    crowding: dict[int, float] = field(default_factory=dict)
+    """By how many workers compute side by side in one node: a grain's time / its time alone."""
+
+    def __post_init__(self) -> None:
+        ready = [0.0, *self.tensor_ready, 1.0]
+        assert len(self.tensor_bytes) == len(self.tensor_ready) > 0
+        assert ready == sorted(ready), "gradients come in order, within the grain"
+        assert self.grain_seconds
+        assert 1 <= self.grain_size <= self.batch_size
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(self.tensor_bytes)
+
+    def crowded(self, side_by_side: int) -> float:
+        """The factor for so many workers in a node: on the line between measured ones."""
+        known = sorted({1: 1.0, **self.crowding}.items())
+        counts, factors = zip(*known, strict=True)
+        return float(np.interp(side_by_side, counts, factors))
+
+
+def workload_from(
+    measured: MeasuredStep, *, batch_size: int | None = None, grain_size: int | None = None
+) -> Workload:
+    """The measured step as it is simulated, with another batch or grain if wanted."""
+    if grain_size is not None and measured.grain_fixed and grain_size != measured.grain_size:
+        raise UserError(
+            f"grains of {grain_size}: {measured.recipe} normalises over a grain and was measured "
+            f"with {measured.grain_size}; measure it again with --grain {grain_size}"
+        )
+    batch = measured.batch_size if batch_size is None else batch_size
+    if batch < 1 or (grain_size is not None and grain_size < 1):
+        raise UserError(f"a batch of {batch} in grains of {grain_size}: both are at least 1")
+    size = grain_size or measured.grain_size
+    times = {int(size): taken for size, taken in measured.grain_times.items()}
+    # the spread of this size's own times, where there are enough
+    own = times.get(size, ())
+    return Workload(
+        name=measured.recipe,
+        batch_size=batch,
+        grain_size=min(size, batch),
+        grain_fixed=measured.grain_fixed,
+        grain_seconds={size: statistics.median(taken) for size, taken in times.items()},
+        serial_seconds=measured.update_seconds,
+        tensor_bytes=measured.tensor_bytes,
+        tensor_ready=measured.tensor_ready,
+        buffer_bytes=measured.buffer_bytes,
+        spread=measured_spread({size: own} if len(own) >= LEAST_GRAINS else times),
+        crowding={int(workers): factor for workers, factor in measured.crowding.items()},
+    )
+
+
+def assumed_ready(num_tensors: int, forward: float = FORWARD) -> tuple[float, ...]:
+    """Ready times where none were measured: evenly over the backward pass."""
+    return tuple(forward + (1.0 - forward) * (i + 1) / num_tensors for i in range(num_tensors))
+
+
+def measured_spread(grain_times: Mapping[int, Sequence[float]]) -> TimeSpread:
+    """Factors from the times of grains, by size: each against the median of its size."""
+    factors = [
+        time / float(np.median(times)) for times in grain_times.values() for time in sorted(times)
+    ]
+    if len(factors) < 2:
+        raise UserError(f"{len(factors)} grain times say nothing of their spread; time at least 2")
+    return TimeSpread(factors=tuple(factors))
+
+
+class Runs(NamedTuple):
+    """Which worker computes what; the same in every trial."""
+
+    starts: Integers
+    """The first grain of each busy worker."""
+    seconds: Floats
+    """Of each grain, without spread."""
+    num_examples: int
+
+
+def share_out(workload: Workload, workers: int, scaling: Scaling) -> Runs:
+    """The grains of a step, and the worker of each."""
+    strong = scaling == "strong"
+    size = grain_size_at(
+        batch_size=workload.batch_size,
+        workers=workers if strong else 1,
+        grain_size=workload.grain_size,
+        grain_fixed=workload.grain_fixed,
+    )
+    sizes, starts = grains_of(workload.batch_size, size, workers if strong else 1)
+    seconds = interpolated(workload.grain_seconds, sizes)
+    if strong:
+        return Runs(starts, seconds, workload.batch_size)
+    starts = np.arange(workers, dtype=np.int64) * len(sizes)
+    return Runs(starts, np.tile(seconds, workers), workload.batch_size * workers)
+
+
+class Drawn(NamedTuple):
+    """Times of one step for each trial (rows) and busy worker (columns)."""
+
+    before: Floats
+    """Until the last grain begins."""
+    last: Floats
+    """Of the last grain."""
+
+    @property
+    def done(self) -> Floats:
+        return self.before + self.last
+
+
+def draw(
+    workload: Workload, runs: Runs, *, seed: int, trials: range, side_by_side: int = 1
+) -> Drawn:
+    """How long every worker takes, trial by trial, with so many workers in a node.
+
+    A draw is keyed by (seed, trial, grain) or (seed, trial, worker), so that a grain takes as long
+    on any worker, and more trials or workers leave the draws of the others alone."""
+    grains, workers = len(runs.seconds), len(runs.starts)
+    times = runs.seconds * workload.spread.of_grains(_uniforms(seed, "grain", trials, grains))
+    slowness = workload.crowded(side_by_side) * workload.spread.of_workers(
+        _uniforms(seed, "worker", trials, workers)
+    )
+    stops = np.append(runs.starts[1:], grains)
+    last = times[:, stops - 1]
+    total = np.add.reduceat(times, runs.starts, axis=1)
+    return Drawn((total - last) * slowness, last * slowness)
+
+
+def _uniforms(seed: int, what: str, trials: range, number: int) -> Floats:
+    numbers = np.arange(number, dtype=np.int64)
+    keys = [keys_for(key(seed, "simulate", what, trial), numbers) for trial in trials]
+    return uniform(np.stack(keys))
+
+
+def uniform(keys: UInt64s) -> Floats:
+    """Numbers strictly between 0 and 1: 52 of a key's bits, and a half."""
+    return ((keys >> np.uint64(12)).astype(np.float64) + 0.5) * math.ldexp(1.0, -52)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +372,7 @@ class Simulated:
     reduction_seconds: float
     """The link is busy for so long in a step."""
     hidden: float | None
-    """Of that, the share behind somebody's computing; None without a reduction."""
+    """Of that, the share behind some worker's computing; None without a reduction."""
     waiting: float
     """The share of the step for which a busy worker, on average, waits for the slowest."""
     how: Literal["modelled"] = "modelled"
@@ -69,7 +380,7 @@ class Simulated:
 
 def simulate(
     workload: Workload,
-    machine: Machine,
+    cluster: Cluster,
     workers: Sequence[int],
     *,
     policy: Policy,
@@ -77,18 +388,23 @@ def simulate(
     seed: int = 0,
     trials: int = TRIALS,
 ) -> tuple[Simulated, ...]:
-    """A step at each number of workers."""
+    """A step at each number of workers. The same seed gives the same numbers."""
     if not workers or min(workers) < 1:
         raise UserError(f"workers {list(workers)}: give numbers from 1 on, such as 1,2,4,8")
     if trials < 1:
         raise UserError(f"{trials} trials: at least one is needed")
 
-    def run(num: int) -> tuple[Shares, _Steps]:
-        shares = share_out(workload, num, scaling)
-        return shares, _steps(workload, machine, shares, policy, seed, trials)
+    def run(num: int) -> tuple[Runs, _Steps]:
+        runs = share_out(workload, num, scaling)
+        at_once = max(MOST_AT_ONCE // len(runs.seconds), 1)
+        parts = [
+            _steps(workload, cluster, runs, policy, seed, range(trials)[first : first + at_once])
+            for first in range(0, trials, at_once)
+        ]
+        return runs, _Steps(*map(np.concatenate, zip(*parts, strict=True)))
 
-    shares, alone = run(1)
-    pace = shares.num_examples / float(alone.seconds.mean())
+    runs, alone = run(1)
+    pace = runs.num_examples / float(alone.seconds.mean())
     return tuple(_summary(num, *run(num), pace) for num in workers)
 
 
@@ -101,22 +417,22 @@ class _Steps(NamedTuple):
     """For the slowest, on average over the busy workers."""
     reducing: Floats
     hidden: Floats
-    """Of that, behind somebody's computing."""
+    """Of that, behind some worker's computing."""
 
 
-def _summary(workers: int, shares: Shares, steps: _Steps, pace: float) -> Simulated:
+def _summary(workers: int, runs: Runs, steps: _Steps, pace: float) -> Simulated:
     mean = float(steps.seconds.mean())
     low, median, high = np.quantile(steps.seconds, [0.05, 0.5, 0.95])
     reducing = float(steps.reducing.mean())
-    speedup = shares.num_examples / mean / pace
+    speedup = runs.num_examples / mean / pace
     return Simulated(
         workers=workers,
-        busy_workers=len(shares.starts),
+        busy_workers=len(runs.starts),
         step_seconds=mean,
         median_seconds=float(median),
         low_seconds=float(low),
         high_seconds=float(high),
-        examples_per_second=shares.num_examples / mean,
+        examples_per_second=runs.num_examples / mean,
         speedup=speedup,
         efficiency=speedup / workers,
         reduction_seconds=reducing,
@@ -126,31 +442,17 @@ def _summary(workers: int, shares: Shares, steps: _Steps, pace: float) -> Simula
 
 
 def _steps(
-    workload: Workload, machine: Machine, shares: Shares, policy: Policy, seed: int, trials: int
+    workload: Workload, cluster: Cluster, runs: Runs, policy: Policy, seed: int, trials: range
 ) -> _Steps:
-    """All trials, some at a time."""
-    at_once = max(MOST_AT_ONCE // len(shares.seconds), 1)
-    parts = [
-        _some_steps(
-            workload, machine, shares, policy, seed, range(first, min(first + at_once, trials))
-        )
-        for first in range(0, trials, at_once)
-    ]
-    return _Steps(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _some_steps(
-    workload: Workload, machine: Machine, shares: Shares, policy: Policy, seed: int, trials: range
-) -> _Steps:
-    side_by_side = machine.side_by_side(len(shares.starts))
-    drawn = draw(workload, shares, seed=seed, trials=trials, side_by_side=side_by_side)
+    side_by_side = cluster.side_by_side(len(runs.starts))
+    drawn = draw(workload, runs, seed=seed, trials=trials, side_by_side=side_by_side)
     computed = drawn.done.max(axis=1)
-    if len(shares.starts) > 1:
-        exchange = _exchange(workload, machine, shares, policy, seed, trials, drawn)
+    if len(runs.starts) > 1:
+        exchange = _exchange(workload, cluster, runs, policy, seed, trials, drawn)
     else:
         exchange = Exchange(computed, np.zeros_like(computed), np.zeros_like(computed))
     # What seems hidden takes cores from computing, where the link is measured to need some.
-    taken = machine.cores_taken * exchange.hidden
+    taken = cluster.cores_taken * exchange.hidden
     return _Steps(
         exchange.finished + taken + workload.serial_seconds * workload.crowded(side_by_side),
         (computed[:, None] - drawn.done).mean(axis=1),
@@ -161,23 +463,23 @@ def _some_steps(
 
 def _exchange(
     workload: Workload,
-    machine: Machine,
-    shares: Shares,
+    cluster: Cluster,
+    runs: Runs,
     policy: Policy,
     seed: int,
     trials: range,
     drawn: Drawn,
 ) -> Exchange:
     """Bring the gradients of several workers together."""
-    workers = len(shares.starts)
+    workers = len(runs.starts)
     ready = np.stack(
         [(drawn.before + part * drawn.last).max(axis=1) for part in workload.tensor_ready], axis=1
     )
     computed = drawn.done.max(axis=1)
-    cost = reduction_cost(machine, workers, policy.algorithm, num_grains=len(shares.seconds))
-    if isinstance(policy, Static):
+    cost = reduction_cost(cluster, workers, policy.algorithm, num_grains=len(runs.seconds))
+    if isinstance(policy, Buckets):
         sizes, buffers = workload.tensor_bytes, workload.buffer_bytes
-        return run_static(ready, computed, sizes, cost, policy, buffer_bytes=buffers)
+        return run_buckets(ready, computed, sizes, cost, policy, buffer_bytes=buffers)
     phases = keys_for(key(seed, "simulate", "phase"), np.array(trials, np.int64))
     return run_queue(
         ready,
@@ -186,6 +488,6 @@ def _exchange(
         cost,
         policy,
         workers=workers,
-        agree_seconds=tree_seconds(machine, workers),
+        agree_seconds=tree_seconds(cluster, workers),
         phase=uniform(phases),
     )

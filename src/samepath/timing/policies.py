@@ -1,4 +1,4 @@
-"""Two ways to bring gradients together: static buckets, and a queue with a coordinator.
+"""Two ways to bring gradients together: buckets of a fixed layout, and a queue with a coordinator.
 
 In: for every trial when each gradient is there on all workers, and what reducing bytes costs. Out:
 when the last total is there, how long the link was busy, and how much of that lay behind computing.
@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from samepath.engine.comm.tree_sum import BUCKET_BYTES
 from samepath.errors import UserError
-from samepath.timing.machines import Algorithm, Cost
-from samepath.timing.workload import Floats
+from samepath.plan import BUCKET_BYTES
+from samepath.timing.links import Algorithm, Cost
 
+Floats: TypeAlias = NDArray[np.float64]
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Static:
+class Buckets:
     """Buckets of a fixed layout, in a fixed order, each as soon as all workers have it."""
 
     bucket_bytes: int = BUCKET_BYTES
@@ -63,9 +64,10 @@ class Queue:
             )
 
 
+Policy: TypeAlias = Buckets | Queue
 HOROVOD_TODAY = Queue(cycle_seconds=1e-3, fusion_bytes=128 * MIB, message_seconds=0.0)
 """0.21 and later, with its cache."""
-DDP = Static(bucket_bytes=25 * MIB, first_bucket_bytes=MIB, algorithm="ring")
+DDP = Buckets(bucket_bytes=25 * MIB, first_bucket_bytes=MIB, algorithm="ring")
 """torch's DistributedDataParallel with its defaults."""
 
 
@@ -77,12 +79,12 @@ class Exchange(NamedTuple):
     busy: Floats
     """Seconds the link was reducing."""
     hidden: Floats
-    """Of these, how many while somebody still computed."""
+    """Of these, how many while some worker still computed."""
 
 
-def bucket_up(num_bytes: Sequence[int], policy: Static) -> tuple[list[int], list[int]]:
-    """The bytes of each bucket and the number of its last gradient, as `engine.gradients` fills
-    them: a gradient that no longer fits opens the next bucket."""
+def bucket_up(num_bytes: Sequence[int], policy: Buckets) -> tuple[list[int], list[int]]:
+    """The bytes of each bucket and the number of its last gradient, as the engine fills them: a
+    gradient that no longer fits opens the next bucket."""
     sizes: list[int] = []
     last: list[int] = []
     for number, size in enumerate(num_bytes):
@@ -136,12 +138,12 @@ class _Link:
         return Exchange(np.maximum(self.there, self._computed), self.busy, self.hidden)
 
 
-def run_static(
+def run_buckets(
     ready: Floats,
     computed: Floats,
     num_bytes: Sequence[int],
     cost: Cost,
-    policy: Static,
+    policy: Buckets,
     *,
     buffer_bytes: int = 0,
 ) -> Exchange:
@@ -169,7 +171,7 @@ def run_queue(
     agree_seconds: float,
     phase: Floats,
 ) -> Exchange:
-    """As `run_static`. `agree_seconds`: of a round from all workers to the coordinator and back;
+    """As `run_buckets`. `agree_seconds`: of a round from all workers to the coordinator and back;
     `phase`: (trials,) in [0, 1), where in a cycle the step begins.
 
     Cycles in which nothing is ready are passed over at once. An announcement counts in the cycle in

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samepath.engine.comm.environment import LOOPBACK, Place, first_host, read_place
-from samepath.engine.launch.reports import Report
+from samepath.engine.launch.reports import WorkerReport
 from samepath.errors import UserError
 
 TORCHRUN = {
@@ -167,6 +167,6 @@ def test_no_host() -> None:
 
 
 def test_a_signal_without_a_name() -> None:
-    named, unnamed = (Report.of_exit(0, -number, 7).message for number in (9, 40))
+    named, unnamed = (WorkerReport.of_exit(0, -number, 7).message for number in (9, 40))
     assert named == "worker 0 was ended by SIGKILL (process 7)"
     assert unnamed == "worker 0 was ended by signal 40 (process 7)"

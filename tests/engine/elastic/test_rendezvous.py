@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, replace
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,30 +22,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-)
 
 from samepath import console
 from samepath.cli import main
 from samepath.console import WaitedTooLong
+from samepath.engine.comm import store as comm_store
 from samepath.engine.comm.collective import machine_name
 from samepath.engine.comm.environment import LOOPBACK
-from samepath.engine.elastic import rendezvous
-from samepath.engine.elastic import signed_store as sealed_store
-from samepath.engine.elastic import step_memory as last_step
-from samepath.engine.elastic.rendezvous import FINISHED, Crew, Meeting, Round, Seat, share_out
+from samepath.engine.comm.store import open_store
+from samepath.engine.elastic import machine as machines
+from samepath.engine.elastic import rendezvous, signed_store, step_memory
+from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerRange, read_endpoint
+from samepath.engine.elastic.rendezvous import (
+    FINISHED,
+    Rendezvous,
+    RendezvousClosed,
+    RendezvousRound,
+    allot_workers,
+)
 from samepath.engine.elastic.signed_store import (
+    Endpoint,
+    EndpointLost,
     LeaderLost,
-    SealedStore,
-    SeatTaken,
-    open_store,
+    SignedStore,
+    answers,
     reach_store,
 )
-from samepath.engine.launch import leftovers
-from samepath.engine.launch import machines as elastic
-from samepath.engine.launch.agent import Elastic
+from samepath.engine.launch import elastic, leftovers
+from samepath.engine.launch.elastic import Agent, FaultTolerance
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
@@ -59,7 +62,7 @@ from samepath.files import LOCK
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
 def test_share_out(offers: list[int], most: int) -> None:
     there = {10 - number: offer for number, offer in enumerate(offers)}
-    parts = share_out(there, most)
+    parts = allot_workers(there, most)
     assert list(parts) == list(there)[: len(parts)], "those who came first"
     assert len(parts) == min(most, len(there)), "as many machines as there are places for"
     assert sum(parts.values()) == min(most, sum(offers)), "as many workers as possible"
@@ -77,37 +80,34 @@ class Table:
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(16)
-        self.meetings: list[Meeting] = []
+        self.meetings: list[Rendezvous] = []
         self.told: list[str] = []
 
-    def lead(self, crew: str, workers: int = 1, **settings: Any) -> Meeting:
-        least, most = map(int, crew.split(":"))
-        return self._add(Meeting(Crew(least=least, most=most), workers, **self._with(settings)))
+    def lead(self, worker_range: str, workers: int = 1, **settings: Any) -> Rendezvous:
+        least, most = map(int, worker_range.split(":"))
+        range_ = WorkerRange(least=least, most=most)
+        return self._add(Rendezvous(range_, workers, **self._with(settings)))
 
-    def join(self, workers: int = 1, seat: Seat | None = None, **settings: Any) -> Meeting:
+    def join(
+        self, workers: int = 1, endpoint: Endpoint | None = None, **settings: Any
+    ) -> Rendezvous:
         leader = self.meetings[0]
-        settings["seat"] = seat or leader.seat
-        return self._add(Meeting(leader.crew, workers, **self._with(settings)))
+        settings["endpoint"] = endpoint or leader.endpoint
+        return self._add(Rendezvous(leader.worker_range, workers, **self._with(settings)))
 
     def _with(self, settings: dict[str, Any]) -> dict[str, Any]:
         return {"wait_seconds": 20.0, "tell": self.told.append} | settings
 
-    def _add(self, meeting: Meeting) -> Meeting:
+    def _add(self, meeting: Rendezvous) -> Rendezvous:
         self.meetings.append(meeting)
         return meeting
 
-    def sit(self, meeting: Meeting) -> Future[Round]:
+    def sit(self, meeting: Rendezvous) -> Future[RendezvousRound]:
         """Take part in the next round."""
 
-        def next_round() -> Round:
-            info = meeting.next_rendezvous()
-            assert meeting.round is not None
-            assert (info.rank, info.world_size) == (meeting.round.rank, meeting.round.num_machines)
-            return meeting.round
+        return self.threads.submit(meeting.next_round)
 
-        return self.threads.submit(next_round)
-
-    def sit_all(self, *meetings: Meeting) -> list[Round]:
+    def sit_all(self, *meetings: Rendezvous) -> list[RendezvousRound]:
         return [seated.result(20) for seated in [self.sit(meeting) for meeting in meetings]]
 
 
@@ -123,7 +123,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.5)
     monkeypatch.setattr(console, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(sealed_store, "STORE_SECONDS", 2.0)
+    monkeypatch.setattr(signed_store, "STORE_SECONDS", 2.0)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def table() -> Iterator[Table]:
     made.threads.shutdown()
 
 
-def agree(rounds: list[Round], parts: list[int]) -> None:
+def agree(rounds: list[RendezvousRound], parts: list[int]) -> None:
     """Everybody has the same round, with these parts in it."""
     assert [round_.here for round_ in rounds] == parts
     assert [round_.rank for round_ in rounds] == list(range(len(parts)))
@@ -147,15 +147,15 @@ def agree(rounds: list[Round], parts: list[int]) -> None:
 def test_rounds(table: Table) -> None:
     leader = table.lead("1:9", 2)
     agree(table.sit_all(leader), [2])
-    assert leader.num_nodes_waiting() == 0
+    assert not leader.is_next_called()
     second = table.join(3)
     seated = table.sit(second)
-    until(leader.num_nodes_waiting)  # which is how torch's agent finds out
+    until(leader.is_next_called)  # which is how torch's agent finds out
     agree([table.sit(leader).result(20), seated.result(20)], [2, 3])
     third, fourth = table.join(1), table.join(9)
     late = [table.sit(third), table.sit(fourth)]
     for meeting in (leader, second):
-        until(meeting.num_nodes_waiting)
+        until(meeting.is_next_called)
     rounds = table.sit_all(leader, second) + [seated.result(20) for seated in late]
     agree(rounds, [2, 3, 1, 3])
     second.workers_here = 1  # it has lost workers
@@ -168,7 +168,7 @@ def test_a_round_that_is_not_counted_yet_is_not_called_again(table: Table) -> No
     table.sit_all(leader, second)
     leader._store.add("rounds", -1)
     again = table.sit(second)
-    until(leader.num_nodes_waiting)
+    until(leader.is_next_called)
     rounds = [table.sit(leader).result(20), again.result(20)]
     agree(rounds, [1, 1])
     assert rounds[0].number == 2
@@ -178,7 +178,7 @@ def test_nobody_can_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("Network is unreachable\nframe #0: a page of them")
 
-    monkeypatch.setattr(sealed_store, "TCPStore", refuse)
+    monkeypatch.setattr(comm_store, "TCPStore", refuse)
     with pytest.raises(UserError, match=r"listen on 127\.0\.0\.1 \(Network is unreachable\); give"):
         open_store(LOOPBACK)
 
@@ -190,13 +190,13 @@ def test_a_signal_while_a_leader_is_looked_for(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(20)
 
-    monkeypatch.setattr(elastic, "_meet", look)
+    monkeypatch.setattr(elastic, "lead_or_join", look)
     monkeypatch.setattr(RunFolder, "run_id", lambda self: "c" * 32)
-    monkeypatch.setattr(last_step, "forget_strangers", lambda _: None)
+    monkeypatch.setattr(step_memory, "forget_strangers", lambda _: None)
     with pytest.raises(Interrupted):
         elastic.take_part(
-            RunFolder(tmp_path), print, (), Crew(least=1, most=1), elastic.Machine(workers=1),
-            Elastic(timeout_seconds=1.0, tell=print),
+            RunFolder(tmp_path), print, (), WorkerRange(least=1, most=1), MachineOffer(workers=1),
+            FaultTolerance(timeout_seconds=1.0, tell=print),
         )  # fmt: skip
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -205,7 +205,7 @@ def test_one_who_fails_calls_everybody(table: Table) -> None:
     leader, second = table.lead("1:4", expected=2), table.join()
     agree(table.sit_all(leader, second), [1, 1])
     again = table.sit(second)
-    until(leader.num_nodes_waiting)
+    until(leader.is_next_called)
     agree([table.sit(leader).result(20), again.result(20)], [1, 1])
 
 
@@ -214,12 +214,12 @@ def test_those_who_leave_and_those_who_are_silent(table: Table) -> None:
     agree(table.sit_all(leader, second, third), [1, 1, 1])
     second.leave()
     began = time.monotonic()
-    until(leader.num_nodes_waiting)
+    until(leader.is_next_called)
     assert time.monotonic() - began < 1.4, "who says so is not waited for"
     agree(table.sit_all(leader, third), [1, 1])
-    assert leader.num_nodes_waiting() == 0
+    assert not leader.is_next_called()
     third._ended.set()  # dies: no more beats, and no word
-    until(leader.num_nodes_waiting)
+    until(leader.is_next_called)
     agree(table.sit_all(leader), [1])
 
 
@@ -228,10 +228,11 @@ def test_a_full_run_has_spares(table: Table) -> None:
     agree(table.sit_all(leader, second), [1, 2])
     spare = table.join(2)
     waits = table.sit(spare)
-    until(lambda: any("a place in the run, which takes 3" in text for text in table.told))
-    assert leader.num_nodes_waiting() == second.num_nodes_waiting() == 0, "nobody is disturbed"
+    until(lambda: any("the run is full (3 workers)" in text for text in table.told))
+    for member in (leader, second):
+        assert not member.is_next_called(), "nobody is disturbed"
     second.leave()
-    until(leader.num_nodes_waiting)
+    until(leader.is_next_called)
     agree([table.sit(leader).result(20), waits.result(20)], [1, 2])
 
 
@@ -245,31 +246,30 @@ def test_too_few(table: Table) -> None:
 def test_the_end(table: Table) -> None:
     leader, second = table.lead("1:2", expected=2), table.join()
     table.sit_all(leader, second)
-    assert not second.is_closed()
+    assert not second.is_next_called()
     leader.close(FINISHED)
-    assert second.is_closed()
-    with pytest.raises(RendezvousClosedError, match=FINISHED):
-        second.num_nodes_waiting()
-    with pytest.raises(RendezvousClosedError, match=FINISHED):
-        table.join().next_rendezvous()
+    with pytest.raises(RendezvousClosed, match=FINISHED):
+        second.is_next_called()
+    with pytest.raises(RendezvousClosed, match=FINISHED):
+        table.join().next_round()
 
 
 def test_the_leader_is_gone(table: Table) -> None:
     """Its store is in another process, which is killed; the members find out by themselves."""
     store, port = open_store("127.0.0.1")
-    sealed = SealedStore(store, "words")
-    sealed.set("open", True)
-    table.meetings.append(member := Meeting(
-        Crew(least=1, most=2), 1, tell=table.told.append,
-        seat=Seat(address="127.0.0.1", port=port, secret="words", machine=""),
+    signed = SignedStore(store, "words")
+    signed.set("open", True)
+    table.meetings.append(member := Rendezvous(
+        WorkerRange(least=1, most=2), 1, tell=table.told.append,
+        endpoint=Endpoint(address="127.0.0.1", port=port, secret="words", machine=""),
     ))  # fmt: skip
     waits = table.sit(member)
     time.sleep(0.2)
     assert not waits.done()
-    del store, sealed
-    with pytest.raises(RendezvousConnectionError, match="the run's leader does not answer"):
+    del store, signed
+    with pytest.raises(LeaderLost, match="the run's leader does not answer"):
         waits.result(5)
-    with pytest.raises(SeatTaken, match=f"nobody answers at 127.0.0.1:{port}"):
+    with pytest.raises(EndpointLost, match=f"no answer at 127.0.0.1:{port}"):
         reach_store("127.0.0.1", port)
 
 
@@ -311,17 +311,17 @@ class Wire:
 
 def test_a_cut_is_no_hang(table: Table) -> None:
     leader = table.lead("1:2", expected=2)
-    with closing(Wire(leader.seat.port)) as wire:
-        cut_off = table.join(seat=replace(leader.seat, port=wire.port))
+    with closing(Wire(leader.endpoint.port)) as wire:
+        cut_off = table.join(endpoint=replace(leader.endpoint, port=wire.port))
         table.sit_all(leader, cut_off)
-        assert cut_off.num_nodes_waiting() == 0
+        assert not cut_off.is_next_called()
         wire.is_cut.set()
         began = time.monotonic()
         with pytest.raises(LeaderLost, match=r"the run's leader does not answer \(no answer for"):
-            table.threads.submit(until, cut_off.num_nodes_waiting).result(30)
-        with pytest.raises(SeatTaken, match="nobody answers at"):
+            table.threads.submit(until, cut_off.is_next_called).result(30)
+        with pytest.raises(EndpointLost, match="no answer at"):
             table.threads.submit(reach_store, LOOPBACK, wire.port).result(30)
-        until(leader.num_nodes_waiting)
+        until(leader.is_next_called)
         agree(table.sit_all(leader), [1])
         cut_off.leave()
         assert time.monotonic() - began < 30
@@ -331,12 +331,12 @@ def test_who_has_said_something_was_heard() -> None:
     """A store's set is only sent: whoever asked next, or the next moment's end, came before it."""
     opened, port = open_store(LOOPBACK)
     with closing(Wire(port)) as wire:
-        speaker = SealedStore(reach_store(LOOPBACK, wire.port), "secret")
+        speaker = SignedStore(reach_store(LOOPBACK, wire.port), "secret")
         speaker.set("before", True)
         wire.is_cut.set()
         with pytest.raises(LeaderLost, match="no answer for"):
             speaker.set("closed", FINISHED)
-    listener = SealedStore(opened, "secret")
+    listener = SignedStore(opened, "secret")
     assert (listener.get("before"), listener.get("closed")) == (True, None)
 
 
@@ -346,9 +346,9 @@ def test_clocks_that_are_set(table: Table, monkeypatch: pytest.MonkeyPatch) -> N
     for jump in (1e6, -2e6):
         now = time.time() + jump
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        assert leader.num_nodes_waiting() == second.num_nodes_waiting() == 0
+        assert not any(member.is_next_called() for member in (leader, second))
         time.sleep(0.1)
-        assert leader.num_nodes_waiting() == second.num_nodes_waiting() == 0
+        assert not any(member.is_next_called() for member in (leader, second))
         agree(table.sit_all(leader, second), [1, 1])
 
 
@@ -360,13 +360,13 @@ def stranger(table: Table) -> TCPStore:
     """In the store of a meeting of two."""
     leader, second = table.lead("1:2", expected=2), table.join()
     table.sit_all(leader, second)
-    return reach_store(leader.seat.address, leader.seat.port)
+    return reach_store(leader.endpoint.address, leader.endpoint.port)
 
 
 def test_a_wrong_secret(table: Table, stranger: TCPStore) -> None:
-    seat = replace(table.meetings[0].seat, secret="guessed")
-    with pytest.raises(SeatTaken, match=f"the meeting at 127.0.0.1:{seat.port} is of another run"):
-        table.join(seat=seat)
+    endpoint = replace(table.meetings[0].endpoint, secret="guessed")
+    with pytest.raises(EndpointLost, match=f":{endpoint.port} belongs to another run"):
+        table.join(endpoint=endpoint)
     names = {name.partition("/")[2] for name in stranger.list_keys()}
     assert {"open", "round/1", "call/1"} < names
     assert not any(stranger.check([name]) for name in names), "they have a prefix nobody guesses"
@@ -379,17 +379,17 @@ def test_what_strangers_write_is_refused(table: Table, stranger: TCPStore, name:
     for words in (b"", pickle.dumps(FINISHED), bytes(32) + b"true", b"x" * 100):
         stranger.set(f"{prefix}/{name}", words)  # type: ignore[arg-type]
         assert stranger.check([f"{prefix}/{name}"]), "it has arrived"
-        with pytest.raises(LeaderLost, match=rf"without the run's secret has written.*\({name}\)"):
-            table.meetings[0].num_nodes_waiting()
+        with pytest.raises(LeaderLost, match=rf"without the run's secret wrote.*\({name}\)"):
+            table.meetings[0].is_next_called()
 
 
-def test_a_seal_is_good_for_one_name(table: Table, stranger: TCPStore) -> None:
+def test_a_signature_is_good_for_one_name(table: Table, stranger: TCPStore) -> None:
     prefix = stranger.list_keys()[0].partition("/")[0]
-    sealed: Any = stranger.get(f"{prefix}/open")
-    stranger.set(f"{prefix}/closed", sealed)
+    signed: Any = stranger.get(f"{prefix}/open")
+    stranger.set(f"{prefix}/closed", signed)
     assert stranger.check([f"{prefix}/closed"]), "it has arrived"
     with pytest.raises(LeaderLost, match="without the run's secret"):
-        table.meetings[1].num_nodes_waiting()
+        table.meetings[1].is_next_called()
 
 
 def test_a_leader_that_is_lost_before_it_answers_is_looked_for_again(
@@ -398,7 +398,7 @@ def test_a_leader_that_is_lost_before_it_answers_is_looked_for_again(
     leader = table.lead("1:2", machine=machine_name())
     lost: list[str] = []
 
-    class Cut(Meeting):
+    class Cut(Rendezvous):
         def __init__(self, *arguments: Any, **more: Any) -> None:
             if not lost:
                 lost.append("once")
@@ -409,10 +409,10 @@ def test_a_leader_that_is_lost_before_it_answers_is_looked_for_again(
         def try_lock(self) -> bool:
             return False
 
-    monkeypatch.setattr(elastic, "Meeting", Cut)
-    (tmp_path / elastic.MEETING).write_text(json.dumps(asdict(leader.seat)))
-    machine = elastic.Machine(workers=1, wait_seconds=10.0)
-    joined = elastic._meet(Led(tmp_path), Crew(least=1, most=2), machine, print)
+    monkeypatch.setattr(elastic, "Rendezvous", Cut)
+    (tmp_path / ENDPOINT_FILE).write_text(json.dumps(asdict(leader.endpoint)))
+    machine = MachineOffer(workers=1, wait_seconds=10.0)
+    joined = elastic.lead_or_join(Led(tmp_path), WorkerRange(least=1, most=2), machine, print)
     table.meetings.append(joined)
     assert lost
     assert not joined.leads
@@ -420,14 +420,14 @@ def test_a_leader_that_is_lost_before_it_answers_is_looked_for_again(
 
 def test_who_answers_leads_also_where_there_are_no_locks(table: Table, tmp_path: Path) -> None:
     leader = table.lead("1:2", machine=machine_name())
-    (tmp_path / elastic.MEETING).write_text(json.dumps(asdict(leader.seat)))
-    folder, machine = RunFolder(tmp_path), elastic.Machine(workers=1, wait_seconds=10.0)
-    joined = elastic._meet(folder, Crew(least=1, most=2), machine, print)
+    (tmp_path / ENDPOINT_FILE).write_text(json.dumps(asdict(leader.endpoint)))
+    folder, machine = RunFolder(tmp_path), MachineOffer(workers=1, wait_seconds=10.0)
+    joined = elastic.lead_or_join(folder, WorkerRange(least=1, most=2), machine, print)
     table.meetings.append(joined)
     assert not joined.leads
     assert not folder.holds_lock
-    assert rendezvous.answers(leader.seat)
-    assert not rendezvous.answers(replace(leader.seat, secret="another run's"))
+    assert answers(leader.endpoint)
+    assert not answers(replace(leader.endpoint, secret="another run's"))
 
 
 def test_a_leader_whose_disk_is_full_leads_alone_until_it_has_room(
@@ -438,58 +438,55 @@ def test_a_leader_whose_disk_is_full_leads_alone_until_it_has_room(
 
     whole = pytest.MonkeyPatch()
     whole.setattr(Path, "replace", full)
-    folder, machine = RunFolder(tmp_path), elastic.Machine(workers=1, wait_seconds=10.0)
-    leading = elastic._meet(folder, Crew(least=1, most=2), machine, table.told.append)
+    folder, machine = RunFolder(tmp_path), MachineOffer(workers=1, wait_seconds=10.0)
+    leading = elastic.lead_or_join(folder, WorkerRange(least=1, most=2), machine, table.told.append)
     table.meetings.append(leading)
     assert leading.leads
     assert table.told == [
-        f"{tmp_path / elastic.MEETING} cannot be written (No space left on device): nobody can join"
+        f"{tmp_path / ENDPOINT_FILE} cannot be written (No space left on device): other "
+        "machines cannot join until it can"
     ]
     until(lambda: sorted(path.name for path in tmp_path.iterdir()) == [LOCK])
     whole.undo()
-    until((tmp_path / elastic.MEETING).exists)
-    assert elastic._read_seat(tmp_path / elastic.MEETING) == leading.seat
+    until((tmp_path / ENDPOINT_FILE).exists)
+    assert read_endpoint(folder) == leading.endpoint
     assert len(table.told) == 1
     folder.unlock()
 
 
 def test_the_way_to_another_machine() -> None:
-    assert elastic.address_towards(LOOPBACK) == LOOPBACK
+    assert machines.address_towards(LOOPBACK) == LOOPBACK
     with pytest.raises(UserError, match=r"there is no way to no such machine .* --interface"):
-        elastic.address_towards("no such machine")
+        machines.address_towards("no such machine")
 
 
 def test_where_one_who_joins_would_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reached by the others, though nobody has named an interface here."""
-    monkeypatch.setattr(elastic, "address_towards", lambda other: f"towards {other}")
-    machine = elastic.Machine(workers=1)
-    seat = Seat(address=LOOPBACK, port=1, secret="", machine="")
-    assert elastic._own_address(machine, seat) == LOOPBACK
-    far = replace(seat, address="192.0.2.7")
-    assert elastic._own_address(machine, far) == "towards 192.0.2.7"
+    monkeypatch.setattr(machines, "address_towards", lambda other: f"towards {other}")
+    machine = MachineOffer(workers=1)
+    endpoint = Endpoint(address=LOOPBACK, port=1, secret="", machine="")
+    assert machine.reached_from(endpoint) == LOOPBACK
+    far = replace(endpoint, address="192.0.2.7")
+    assert machine.reached_from(far) == "towards 192.0.2.7"
     named = replace(machine, address="192.0.2.1", interface="eth0")
-    assert elastic._own_address(named, replace(seat, address="192.0.2.7")) == "192.0.2.1"
+    assert named.reached_from(far) == "192.0.2.1"
 
 
-def test_who_waits_in_the_store_does_not_silence_the_others() -> None:
-    """As a machine does at the end, for those that are late."""
-    opened, _ = open_store(LOOPBACK)
-    store = SealedStore(opened, "secret")
-    part = store.part("end")
-    part.set_timeout(timedelta(seconds=3))
-
-    def wait() -> None:
-        with suppress(RuntimeError):
-            part.wait(["never"])
-
-    waits = threading.Thread(target=wait)
-    waits.start()
-    time.sleep(0.1)
+def test_who_has_finished_waits_for_the_others(table: Table) -> None:
+    """Not for ever, nor for a leader that is gone; its heartbeats go on meanwhile."""
+    leader, second = table.lead("1:2", expected=2), table.join()
+    table.sit_all(leader, second)
     began = time.monotonic()
-    store.add("beats", 1)
-    assert waits.is_alive()
-    assert time.monotonic() - began < 2.5
-    waits.join()
+    second.await_others(3.0)
+    assert 3.0 <= time.monotonic() - began < 6.0
+    assert not leader.is_next_called(), "it was heard of all the time"
+    leader.await_others(20.0)
+    assert time.monotonic() - began < 8.0, "all have finished"
+    with closing(Wire(leader.endpoint.port)) as wire:
+        cut_off = table.join(endpoint=replace(leader.endpoint, port=wire.port))
+        cut_off.round = replace(leader.round, number=7)  # type: ignore[type-var]
+        wire.is_cut.set()
+        table.threads.submit(cut_off.await_others, 20.0).result(10)
 
 
 def test_what_is_wanted_of_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,33 +523,34 @@ def test_what_is_wanted_of_what_was_kept(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_leader_that_was_frozen_opens_the_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, seats, told = "running", list[Seat](), list[str]()
+    status, endpoints, told = "running", list[Endpoint](), list[str]()
 
-    def lose(meeting: Meeting, *_: Any) -> None:
-        for seat in seats:
+    def lose(agent: Agent, *_: Any) -> None:
+        meeting = agent.rendezvous
+        for endpoint in endpoints:
             with pytest.raises(ConnectionRefusedError):  # nobody can wait there for ever
-                socket.create_connection((LOOPBACK, seat.port)).close()
-        seats.append(meeting.seat)
+                socket.create_connection((LOOPBACK, endpoint.port)).close()
+        endpoints.append(meeting.endpoint)
         meeting._lost = "as a frozen one would find"
         meeting.leave()
-        if len(seats) < 3:
+        if len(endpoints) < 3:
             raise LeaderLost("the run's leader does not answer")
         nonlocal status
         status = "finished"
         raise LeaderLost("it ended meanwhile")
 
-    monkeypatch.setattr(elastic, "run_agent", lose)
-    monkeypatch.setattr(last_step, "forget_strangers", lambda _: None)  # other tests'
+    monkeypatch.setattr(elastic, "_run_until_closed", lose)
+    monkeypatch.setattr(step_memory, "forget_strangers", lambda _: None)  # other tests'
     monkeypatch.setattr(RunFolder, "read", lambda self: {"status": status})
     folder = RunFolder(tmp_path)
     elastic.take_part(
-        folder, print, (), Crew(least=1, most=1), elastic.Machine(workers=1),
-        Elastic(timeout_seconds=1.0, tell=told.append),
+        folder, print, (), WorkerRange(least=1, most=1), MachineOffer(workers=1),
+        FaultTolerance(timeout_seconds=1.0, tell=told.append),
     )  # fmt: skip
     folder.unlock()
-    assert len({seat.secret for seat in seats}) == 3
+    assert len({endpoint.secret for endpoint in endpoints}) == 3
     assert told == ["the run's leader does not answer; opening the run again"] * 2
-    assert not (tmp_path / elastic.MEETING).exists()
+    assert not (tmp_path / ENDPOINT_FILE).exists()
 
 
 def test_two_who_come_to_lead_where_locks_are_not_seen(
@@ -563,15 +561,16 @@ def test_two_who_come_to_lead_where_locks_are_not_seen(
     both = threading.Barrier(2)
     for folder in folders:
         monkeypatch.setattr(folder, "try_lock", lambda: both.wait(20) >= 0)
-    machine = elastic.Machine(workers=1, address="127.0.0.2", wait_seconds=20.0)
+    machine = MachineOffer(workers=1, address="127.0.0.2", wait_seconds=20.0)
 
-    def meet(folder: RunFolder) -> Meeting:
-        return elastic._meet(folder, Crew(least=1, most=2), machine, table.told.append)
+    def meet(folder: RunFolder) -> Rendezvous:
+        worker_range = WorkerRange(least=1, most=2)
+        return elastic.lead_or_join(folder, worker_range, machine, table.told.append)
 
     met = [meeting.result(30) for meeting in [table.threads.submit(meet, f) for f in folders]]
     table.meetings += met
     assert sorted(meeting.leads for meeting in met) == [False, True]
-    assert met[0].seat == met[1].seat
+    assert met[0].endpoint == met[1].endpoint
     assert table.told == ["another machine leads the run too, where locks are not seen; joining it"]
 
 
@@ -614,8 +613,8 @@ def test_a_leader_that_cannot_be_reached(
 ) -> None:
     """It lives, as its lock shows; `join` does not wait for it for ever."""
     monkeypatch.setattr(elastic, "REACH_SECONDS", 2.0)
-    monkeypatch.setattr(sealed_store, "STORE_SECONDS", 1.0)
-    monkeypatch.setattr(last_step, "forget_strangers", lambda _: None)  # other tests'
+    monkeypatch.setattr(signed_store, "STORE_SECONDS", 1.0)
+    monkeypatch.setattr(step_memory, "forget_strangers", lambda _: None)  # other tests'
     recipe = Path(__file__).parents[2] / "parity" / "tiny_recipe.py"
     out = tmp_path / "run"
     train(Request(recipe=str(recipe), num_workers=1, asked=Asked(steps=1), out=out))
@@ -625,8 +624,8 @@ def test_a_leader_that_cannot_be_reached(
     leader = RunFolder(out)
     assert leader.try_lock()
     with there() as port:
-        seat = Seat(address=LOOPBACK, port=port, secret="s", machine=machine_name())
-        (out / elastic.MEETING).write_text(json.dumps(asdict(seat)))
+        endpoint = Endpoint(address=LOOPBACK, port=port, secret="s", machine=machine_name())
+        (out / ENDPOINT_FILE).write_text(json.dumps(asdict(endpoint)))
         began = time.monotonic()
         with pytest.raises(SystemExit) as ended:
             main(["join", str(out), "--here", "1"])
@@ -635,7 +634,7 @@ def test_a_leader_that_cannot_be_reached(
     assert 2 < time.monotonic() - began < 20
     *_, last = capfd.readouterr().err.splitlines()
     assert re.match(
-        rf"samepath: the leader of the run in {out} could not be reached for 2 s: nobody answers "
+        rf"samepath: the leader of the run in {out} could not be reached for 2 s: no answer "
         rf"at 127\.0\.0\.1:{port} \(.+\); look for a firewall .* \(this one has no --interface\)$",
         last,
     )
@@ -650,39 +649,28 @@ def test_who_was_in_the_run_waits_for_its_network(
 
     def meet(*arguments: Any) -> Any:
         limits.append(arguments[-1])
-        return SimpleNamespace(leads=False, seat=SimpleNamespace(address=LOOPBACK))
+        return SimpleNamespace(
+            leads=False, workers_here=1, endpoint=SimpleNamespace(address=LOOPBACK)
+        )
 
     def lose(*_: Any) -> None:
         if len(limits) < 3:
             raise LeaderLost("the run's leader does not answer")
 
-    monkeypatch.setattr(elastic, "_meet", meet)
-    monkeypatch.setattr(elastic, "run_agent", lose)
-    monkeypatch.setattr(last_step, "forget_strangers", lambda _: None)
+    monkeypatch.setattr(elastic, "lead_or_join", meet)
+    monkeypatch.setattr(elastic, "_run_until_closed", lose)
+    monkeypatch.setattr(step_memory, "forget_strangers", lambda _: None)
     monkeypatch.setattr(RunFolder, "read", lambda self: {"status": "running"})
     elastic.take_part(
-        RunFolder(tmp_path), print, (), Crew(least=1, most=1), elastic.Machine(workers=1),
-        Elastic(timeout_seconds=1.0, tell=lambda text: None),
+        RunFolder(tmp_path), print, (), WorkerRange(least=1, most=1), MachineOffer(workers=1),
+        FaultTolerance(timeout_seconds=1.0, tell=lambda text: None),
     )  # fmt: skip
     assert limits == [elastic.REACH_SECONDS, 86400.0, 86400.0]
-
-
-def test_who_is_cut_off_before_it_has_a_round_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_store, "STORE_SECONDS", 2.0)
-    opened, _ = open_store(LOOPBACK)
-    store = SealedStore(opened, "secret")
-
-    def hang() -> None:
-        time.sleep(8)
-
-    monkeypatch.setattr(store, "_opened", SimpleNamespace(clone=hang))
-    with pytest.raises(LeaderLost, match="does not answer"):
-        store.part("agents/1")
 
 
 def test_who_may_leave_a_run_behind(table: Table) -> None:
     leader, second = table.lead("1:4", expected=2), table.join(2)
     table.sit_all(leader, second)
     assert second.goes_on_without_us()
-    second.crew = Crew(least=2, most=4)
+    second.worker_range = WorkerRange(least=2, most=4)
     assert not second.goes_on_without_us()

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import samepath
-from samepath.engine.elastic import ring as copies
-from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.elastic import ring, step_memory
 from samepath.engine.elastic.recover import recover
-from samepath.engine.elastic.step_memory import WHOLE_EVERY, LastStep, newest
+from samepath.engine.elastic.step_memory import WHOLE_EVERY, StepMemory, newest
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Pace
@@ -29,7 +28,7 @@ DATA = torch.randn(4 * STEPS, 3, 4, 4, generator=torch.Generator().manual_seed(5
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Not the machine's."""
-    monkeypatch.setattr(copies, "MEMORY", tmp_path)
+    monkeypatch.setattr(ring, "MEMORY", tmp_path)
     return tmp_path / f"samepath-{os.getuid()}"
 
 
@@ -150,7 +149,7 @@ def trainer(session: Session, make: Make, optimizer: Any = torch.optim.Adam) -> 
     )  # fmt: skip
 
 
-def watch(trainer: Trainer, keepers: list[LastStep]) -> None:
+def watch(trainer: Trainer, keepers: list[StepMemory]) -> None:
     """Have the workers of a machine, each with its share, keep one trainer's updates."""
 
     @contextmanager
@@ -165,7 +164,7 @@ def watch(trainer: Trainer, keepers: list[LastStep]) -> None:
 
 def train(
     trainer: Trainer,
-    keepers: list[LastStep],
+    keepers: list[StepMemory],
     *,
     pace: Pace = Pace(),  # noqa: B008
     between: Callable[[int], None] = lambda step: None,
@@ -186,8 +185,8 @@ def train(
     return digests
 
 
-def keepers(tmp_path: Path, parts: int = 1) -> list[LastStep]:
-    return [LastStep(RUN, tmp_path, pytest.fail, part=p, parts=parts) for p in range(parts)]
+def keepers(tmp_path: Path, parts: int = 1) -> list[StepMemory]:
+    return [StepMemory(RUN, tmp_path, pytest.fail, part=p, parts=parts) for p in range(parts)]
 
 
 def come_back(trainer: Trainer, tmp_path: Path, tell: Any = pytest.fail) -> int:
@@ -344,14 +343,14 @@ def test_a_damaged_change_ends_the_way(tmp_path: Path, session: Session, memory:
 def test_no_room_for_changes(
     tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch, memory: Path
 ) -> None:
-    make = copies.Copies
+    make = ring.Ring
 
     def no_changes(*arguments: Any, places: int, **more: Any) -> Any:
         if places == WHOLE_EVERY:
             raise OSError(28, "No space left on device")
         return make(*arguments, places=places, **more)
 
-    monkeypatch.setattr(last_step, "Copies", no_changes)
+    monkeypatch.setattr(step_memory, "Ring", no_changes)
     digests = train(trainer(session, convolutions), keepers(tmp_path), stop=5)
     again = trainer(session, convolutions)
     assert come_back(again, tmp_path) == 5

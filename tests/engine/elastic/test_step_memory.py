@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from samepath.engine.elastic import ring as copies
-from samepath.engine.elastic.step_memory import LastStep, forget, forget_strangers, newest
+from samepath.engine.elastic import ring
+from samepath.engine.elastic.step_memory import StepMemory, forget, forget_strangers, newest
 from samepath.engine.state.state import State
 
 RUN = "0" * 31 + "1"
@@ -19,7 +19,7 @@ RUN = "0" * 31 + "1"
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Not the machine's."""
-    monkeypatch.setattr(copies, "MEMORY", tmp_path)
+    monkeypatch.setattr(ring, "MEMORY", tmp_path)
     return tmp_path / f"samepath-{os.getuid()}"
 
 
@@ -37,8 +37,8 @@ def state(step: int, size: int = 3000) -> State:
     return State(tensors, {"step": step, "schedule": {"$list": [0.1] * step}})
 
 
-def keeper(tmp_path: Path) -> LastStep:
-    return LastStep(RUN, tmp_path / "run", pytest.fail)
+def keeper(tmp_path: Path) -> StepMemory:
+    return StepMemory(RUN, tmp_path / "run", pytest.fail)
 
 
 def check(step: int, size: int = 3000) -> None:
@@ -63,7 +63,7 @@ def whole(memory: Path) -> Path:
     return file
 
 
-def keep(into: LastStep, step: int, size: int = 3000) -> None:
+def keep(into: StepMemory, step: int, size: int = 3000) -> None:
     into.write(step, state(step, size), {"epoch": step // 10})
 
 
@@ -100,7 +100,7 @@ def test_layouts_that_change_with_every_step(tmp_path: Path, memory: Path) -> No
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_the_workers_of_a_machine_share_it(parts: int, tmp_path: Path, memory: Path) -> None:
     workers = [
-        LastStep(RUN, tmp_path / "run", pytest.fail, part=part, parts=parts)
+        StepMemory(RUN, tmp_path / "run", pytest.fail, part=part, parts=parts)
         for part in range(parts)
     ]
     for step in (1, 2, 3):
@@ -190,7 +190,7 @@ def test_no_room_is_said_once_and_is_no_end(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     told: list[str] = []
-    kept = LastStep(RUN, tmp_path, told.append)
+    kept = StepMemory(RUN, tmp_path, told.append)
     keep(kept, 1)
     keep(kept, 2)
     assert len(told) == 1
@@ -203,7 +203,7 @@ def test_a_folder_of_somebody_else_is_not_used(memory: Path, tmp_path: Path) -> 
     memory.mkdir(mode=0o777)
     memory.chmod(0o777)
     told: list[str] = []
-    LastStep(RUN, tmp_path, told.append).write(1, state(1), {})
+    StepMemory(RUN, tmp_path, told.append).write(1, state(1), {})
     assert len(told) == 1
     assert "not this user's alone" in told[0]
     assert newest(RUN) is None
@@ -216,7 +216,7 @@ def test_a_process_number_that_another_user_has_now(
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", not_ours)
-    assert not copies.lives(tmp_path / f"run.{os.getpid()}.token.2")
+    assert not ring.writer_lives(tmp_path / f"run.{os.getpid()}.token.2")
 
 
 def test_without_room_beside_what_the_dead_left_the_newest_is_kept(
@@ -228,7 +228,7 @@ def test_without_room_beside_what_the_dead_left_the_newest_is_kept(
     room = os.posix_fallocate
 
     def small(descriptor: int, begin: int, length: int) -> None:
-        if any(not copies.lives(file) for file in memory.iterdir()):
+        if any(not ring.writer_lives(file) for file in memory.iterdir()):
             raise OSError(28, "No space left on device")
         room(descriptor, begin, length)
 
@@ -238,4 +238,4 @@ def test_without_room_beside_what_the_dead_left_the_newest_is_kept(
     check(2)
     keep(after, 3)
     check(3)
-    assert all(copies.lives(file) for file in memory.iterdir())
+    assert all(ring.writer_lives(file) for file in memory.iterdir())

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from samepath import owners
 from samepath.cli import main
-from samepath.engine.elastic import ring as copies
-from samepath.engine.elastic import step_memory as last_step
-from samepath.engine.elastic.step_memory import LastStep
-from samepath.engine.launch import leftovers, owners
+from samepath.engine.elastic import ring, step_memory
+from samepath.engine.elastic.step_memory import StepMemory
+from samepath.engine.launch import leftovers
 from samepath.engine.state.state import State
 from samepath.files import take_lock
 
@@ -28,7 +28,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Memory and temporary folder of a test's own."""
     for name in ("memory", "temporary"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(copies, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(ring, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     glob = Path.glob
 
@@ -140,13 +140,13 @@ def killed_run(folder: Path, step: int = 7) -> Path:
     run.mkdir(exist_ok=True)
     record = {"id": RUN, "status": "running", "config": {"recipe": "x"}, "starts": []}
     (run / "run.json").write_text(json.dumps(record))
-    kept = LastStep(RUN, run, pytest.fail)
+    kept = StepMemory(RUN, run, pytest.fail)
     for number in range(1, step + 1):
         kept.write(number, State({"w": torch.zeros(4)}, {"step": number}), {})
-    for file in copies.files(RUN):
+    for file in ring.files(RUN):
         token, places = file.name.split(".")[2:]
         file.rename(file.with_name(f"{RUN}.{2**22 + 1}.{token}.{places}"))
-    assert len(copies.files(RUN)) == 2
+    assert len(ring.files(RUN)) == 2
     return run
 
 
@@ -154,8 +154,8 @@ def test_a_run_that_can_go_on_from_memory_keeps_it(places: Path) -> None:
     killed_run(places)
     assert found() == set()
     leftovers.clear_before(None)
-    assert len(copies.files(RUN)) == 2
-    trail = last_step.newest(RUN)
+    assert len(ring.files(RUN)) == 2
+    trail = step_memory.newest(RUN)
     assert trail is not None
     assert trail.start.step == 7
 
@@ -165,9 +165,9 @@ def test_a_run_whose_folder_is_gone(places: Path) -> None:
     run.rename(run.with_name("moved"))
     assert len(found()) == 2
     leftovers.clear_before(RUN)  # it was moved, and goes on
-    assert len(copies.files(RUN)) == 2
+    assert len(ring.files(RUN)) == 2
     leftovers.clear_before(None)
-    assert copies.files(RUN) == []
+    assert ring.files(RUN) == []
 
 
 @pytest.mark.parametrize(("saved", "kept"), [(6, 2), (7, 0), (8, 0)])
@@ -175,7 +175,7 @@ def test_a_run_with_a_checkpoint_as_new(saved: int, kept: int, places: Path) -> 
     run = killed_run(places)
     (run / "checkpoints" / f"step-{saved:08d}").mkdir(parents=True)
     leftovers.clear_before(None)
-    assert len(copies.files(RUN)) == kept
+    assert len(ring.files(RUN)) == kept
 
 
 def test_a_run_that_somebody_trains_now(places: Path) -> None:
@@ -185,10 +185,10 @@ def test_a_run_that_somebody_trains_now(places: Path) -> None:
     lock = take_lock(run)
     assert lock is not None
     leftovers.clear_before(None)
-    assert len(copies.files(RUN)) == 2
+    assert len(ring.files(RUN)) == 2
     os.close(lock)
     leftovers.clear_before(None)
-    assert copies.files(RUN) == []
+    assert ring.files(RUN) == []
 
 
 def test_a_large_file_of_a_known_run_is_not_read(
@@ -196,17 +196,17 @@ def test_a_large_file_of_a_known_run_is_not_read(
 ) -> None:
     killed_run(places)
     read: list[Path] = []
-    run_of = copies.run_of
+    run_of = ring.run_of
 
     def watched(file: Path) -> tuple[str, Path] | None:
         read.append(file)
         return run_of(file)
 
-    monkeypatch.setattr(copies, "run_of", watched)
+    monkeypatch.setattr(ring, "run_of", watched)
     assert found() == set()
-    sizes = [file.stat().st_size for file in copies.files(RUN)]
+    sizes = [file.stat().st_size for file in ring.files(RUN)]
     assert [file.stat().st_size for file in read] == [min(sizes)]
-    assert {copies.newest_step(file) for file in copies.files(RUN)} == {7}
+    assert {ring.newest_step(file) for file in ring.files(RUN)} == {7}
 
 
 # ---- the command

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from samepath.engine.server.message import read_facts, read_tensors, write
+from samepath.engine.server.message import pack, unpack_facts, unpack_tensors
 
 
 def test_tensors_of_all_kinds_arrive_to_the_bit() -> None:
@@ -21,9 +21,9 @@ def test_tensors_of_all_kinds_arrive_to_the_bit() -> None:
         torch.tensor([math.nan, -0.0, math.inf], dtype=torch.float64),
         torch.randn(4, 6)[:, ::2],
     ]
-    message = write({"loss": 0.1, "step": 3}, tensors, tensors)
+    message = pack({"loss": 0.1, "step": 3}, tensors, tensors)
     assert message.dtype == torch.uint8
-    found = read_tensors(message.clone(), tensors)
+    found = unpack_tensors(message.clone(), tensors)
     for sent, got in zip(tensors, found, strict=True):
         assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
         assert (
@@ -34,16 +34,16 @@ def test_tensors_of_all_kinds_arrive_to_the_bit() -> None:
         )
         assert got.data_ptr() % 64 == 0 or not got.numel()
     assert found[1].stride() == tensors[1].stride(), "kernels choose by layout"
-    assert read_facts(message) == {"loss": 0.1, "step": 3}
+    assert unpack_facts(message) == {"loss": 0.1, "step": 3}
 
 
 def test_a_tensor_that_is_not_there_keeps_its_place() -> None:
     like = [torch.zeros(3), torch.zeros(2, dtype=torch.int64)]
-    message = write({}, [None, torch.tensor([4, 5])], like)
-    assert read_tensors(message, like)[1].tolist() == [4, 5]
+    message = pack({}, [None, torch.tensor([4, 5])], like)
+    assert unpack_tensors(message, like)[1].tolist() == [4, 5]
 
 
 def test_facts_alone() -> None:
-    facts = read_facts(write({"loss": math.nan, "losses": [1e-300, -math.inf]}))
+    facts = unpack_facts(pack({"loss": math.nan, "losses": [1e-300, -math.inf]}))
     assert math.isnan(facts["loss"])
     assert facts["losses"] == [1e-300, -math.inf]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samepath.engine.comm.collective import Mailbox
 from samepath.engine.server.message import NOTHING
-from samepath.engine.server.server import Office
+from samepath.engine.server.server import WorkerPool
 from samepath.errors import WorkerLost
 
 LIMIT_SECONDS = 10
@@ -43,19 +43,19 @@ def message(length: int) -> Tensor:
 
 def test_who_was_idle_longest_is_next() -> None:
     mailbox = Pretended(3)
-    office = Office(mailbox)
-    assert [office.order(message(1)), office.order(message(2))] == [1, 2]
+    pool = WorkerPool(mailbox)
+    assert [pool.order(message(1)), pool.order(message(2))] == [1, 2]
     mailbox.answers[2].put(message(5))
-    worker, answer = office.receive()
+    worker, answer = pool.receive()
     assert (worker, len(answer)) == (2, 5)
-    assert [office.order(message(1)), office.order(message(1))] == [3, 2]
-    assert not office.idle
+    assert [pool.order(message(1)), pool.order(message(1))] == [3, 2]
+    assert not pool.idle
 
 
 def test_an_idle_worker_hears_that_the_server_is_there() -> None:
     mailbox = Pretended(2, timeout_seconds=2.0)
-    office = Office(mailbox)
-    office.order(message(7))  # to worker 1, which does not answer
+    pool = WorkerPool(mailbox)
+    pool.order(message(7))  # to worker 1, which does not answer
     heard = [mailbox.sent.get(timeout=LIMIT_SECONDS) for _ in range(6)]
     assert heard.count((2, 0)) >= 4
     assert heard.count((1, 7)) == 1, "the busy one waits for nothing"
@@ -63,11 +63,11 @@ def test_an_idle_worker_hears_that_the_server_is_there() -> None:
 
 def test_a_worker_that_is_lost_is_an_error_for_the_server() -> None:
     mailbox = Pretended(2)
-    office = Office(mailbox)
-    office.order(message(1))
+    pool = WorkerPool(mailbox)
+    pool.order(message(1))
     mailbox.answers[1].put(WorkerLost("worker 1 left"))
     with pytest.raises(WorkerLost, match="worker 1 left"):
-        office.receive()
+        pool.receive()
     mailbox.answers[2].put(NOTHING)
-    office.dismiss(message(3))  # ends although nobody takes worker 1's message
+    pool.send_last(message(3))  # ends although nobody takes worker 1's message
     assert (2, 3) in [mailbox.sent.get(timeout=LIMIT_SECONDS) for _ in range(2)]

@@ -14,7 +14,7 @@ import torch
 
 from samepath.cli import main
 from samepath.curation.network import load_from
-from samepath.engine.launch.machines import Machine
+from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.run.train import join, train
@@ -93,7 +93,7 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     "show": show_run,
     "generate": lambda run: generate(GenerateRequest(run=run, out=run.parent / "new.npz", count=1)),
     "curvature": lambda run: measure_curvature(CurvatureRequest(runs=(run,))),
-    "join": lambda run: join(run, Machine(workers=1)),
+    "join": lambda run: join(run, MachineOffer(workers=1)),
     "curate": lambda run: load_from(run, found := find_recipe("draws.py"), found.recipe.model()),
     "python": reopen,
 }
@@ -134,7 +134,7 @@ def test_another_strategy_is_refused_before_it_is_executed(
     change(run, **{where: {"strategy": str(file)}})
     under_way(run)
     with pytest.raises(UserError, match=r"the strategy .* has changed since the run"):
-        join(run, Machine(workers=1))
+        join(run, MachineOffer(workers=1))
     with pytest.raises(UserError, match=r"the strategy .* has changed since the run"):
         train(Request(recipe="draws.py", num_workers=1, out=run, resume=True))
     assert not mark.exists()

@@ -18,7 +18,7 @@ from samepath.engine.verify.compare import (
     first_parting,
     ulps,
 )
-from samepath.engine.verify.trace import Event, Grains, Trace
+from samepath.engine.verify.trace import GrainEvent, Grains, WorkerTrace
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -99,55 +99,67 @@ def test_scalars_booleans_and_complex_numbers_compare() -> None:
 
 def test_first_parting_keeps_the_order_of_names() -> None:
     same = {"model/a": "1", "optimizer/a": "1", "loss": "1"}
-    one = Trace(steps=[same, same | {"optimizer/a": "2", "loss": "2"}, same])
-    assert first_parting(Trace(steps=[same, same, same]), one) == Parting(1, "optimizer/a")
+    one = WorkerTrace(steps=[same, same | {"optimizer/a": "2", "loss": "2"}, same])
+    assert first_parting(WorkerTrace(steps=[same, same, same]), one) == Parting(1, "optimizer/a")
     assert first_parting(one, one) is None
-    assert first_parting(Trace(steps=[same, same, same]), one, last_step=0) is None
+    assert first_parting(WorkerTrace(steps=[same, same, same]), one, last_step=0) is None
 
 
 def test_a_shorter_path_is_another_path() -> None:
-    assert first_parting(Trace(steps=[{}, {}]), Trace(steps=[{}, {}, {}])) == Parting(2, "status")
-    assert first_parting(Trace(steps=[{}, {}]), Trace(steps=[{}, {}, {}]), last_step=1) is None
+    assert first_parting(WorkerTrace(steps=[{}, {}]), WorkerTrace(steps=[{}, {}, {}])) == Parting(
+        2, "status"
+    )
+    assert (
+        first_parting(WorkerTrace(steps=[{}, {}]), WorkerTrace(steps=[{}, {}, {}]), last_step=1)
+        is None
+    )
 
 
 def test_an_evaluation_only_one_run_made_is_no_difference() -> None:
     """One that ends at a step evaluates there; a longer one need not."""
-    ended = Trace(steps=[{"loss": "1", "valid loss": "1"}])
-    longer = Trace(steps=[{"loss": "1"}, {"loss": "2"}])
+    ended = WorkerTrace(steps=[{"loss": "1", "valid loss": "1"}])
+    longer = WorkerTrace(steps=[{"loss": "1"}, {"loss": "2"}])
     assert first_parting(ended, longer, 0) is None
-    other = Trace(steps=[{"loss": "1", "valid loss": "2"}])
+    other = WorkerTrace(steps=[{"loss": "1", "valid loss": "2"}])
     assert first_parting(ended, other) == Parting(0, "valid loss")
-    assert first_parting(ended, Trace(steps=[{"loss": "1"}])) == Parting(0, "valid loss")
-    assert first_parting(longer, Trace(steps=[{"loss": "1", "valid loss": "1"}] * 2)) is not None
+    assert first_parting(ended, WorkerTrace(steps=[{"loss": "1"}])) == Parting(0, "valid loss")
+    assert (
+        first_parting(longer, WorkerTrace(steps=[{"loss": "1", "valid loss": "1"}] * 2)) is not None
+    )
 
 
 def test_a_run_that_was_continued_is_compared_from_there() -> None:
-    whole = Trace(steps=[{"a": str(n), "loss": "1", "valid loss": "1"} for n in range(4)])
+    whole = WorkerTrace(steps=[{"a": str(n), "loss": "1", "valid loss": "1"} for n in range(4)])
     read_back = {"a": "2"}
     later = {"a": "3", "loss": "1", "valid loss": "1"}
-    assert first_parting(whole, Trace(steps=[read_back, later], first_step=2)) is None
-    lost = Trace(steps=[{}, later], first_step=2)
+    assert first_parting(whole, WorkerTrace(steps=[read_back, later], first_step=2)) is None
+    lost = WorkerTrace(steps=[{}, later], first_step=2)
     assert first_parting(whole, lost) == Parting(2, "a")
-    moved = Trace(steps=[read_back, later | {"loss": "2"}], first_step=2)
+    moved = WorkerTrace(steps=[read_back, later | {"loss": "2"}], first_step=2)
     assert first_parting(whole, moved) == Parting(3, "loss")
-    assert first_parting(whole, Trace(steps=[read_back], first_step=2)) == Parting(3, "status")
-    assert first_parting(whole, Trace(steps=[read_back], first_step=2), 2) is None
+    assert first_parting(whole, WorkerTrace(steps=[read_back], first_step=2)) == Parting(
+        3, "status"
+    )
+    assert first_parting(whole, WorkerTrace(steps=[read_back], first_step=2), 2) is None
 
 
 def test_the_state_after_the_last_evaluation_counts() -> None:
-    one, other = Trace(steps=[{}, {}], end={"a": "1"}), Trace(steps=[{}, {}], end={"a": "2"})
+    one, other = (
+        WorkerTrace(steps=[{}, {}], end={"a": "1"}),
+        WorkerTrace(steps=[{}, {}], end={"a": "2"}),
+    )
     assert first_parting(one, other) == Parting(1, "a")
     assert first_parting(one, other, 0) is None
-    assert first_parting(one, Trace(steps=[{}, {}, {}], end={"a": "2"}), 1) is None
+    assert first_parting(one, WorkerTrace(steps=[{}, {}, {}], end={"a": "2"}), 1) is None
 
 
-def grains(**events: list[Event]) -> Grains:
+def grains(**events: list[GrainEvent]) -> Grains:
     return {name.replace("_", " "): found for name, found in events.items()}
 
 
 def test_data_of_any_grain_come_before_weights_of_all() -> None:
-    a, b, c = (Event("loaded", "", None, x) for x in "abc")
-    weight, other = Event("weight", "", None, "1"), Event("weight", "", None, "2")
+    a, b, c = (GrainEvent("loaded", "", None, x) for x in "abc")
+    weight, other = GrainEvent("weight", "", None, "1"), GrainEvent("weight", "", None, "2")
     found = first_event(
         grains(train_0=[a, weight], train_1=[b, weight]),
         grains(train_0=[a, other], train_1=[c, other]),
@@ -157,8 +169,8 @@ def test_data_of_any_grain_come_before_weights_of_all() -> None:
 
 
 def test_a_module_that_is_not_called_is_found() -> None:
-    load = Event("loaded", "", None, "1")
-    call, end = Event("input", "side", "", "1"), Event("output", "", None, "1")
+    load = GrainEvent("loaded", "", None, "1")
+    call, end = GrainEvent("input", "side", "", "1"), GrainEvent("output", "", None, "1")
     longer = grains(train_2=[load, call, end])
     for one, other in ((longer, grains(train_2=[load, end])), (longer, grains(train_2=[load]))):
         for pair in ((one, other), (other, one)):

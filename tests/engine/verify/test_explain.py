@@ -6,12 +6,12 @@ import pytest
 
 from samepath.engine.verify.compare import GrainParting, Parting
 from samepath.engine.verify.explain import Evidence, explain
-from samepath.engine.verify.trace import Event
+from samepath.engine.verify.trace import GrainEvent
 
 
 def evidence(point: str = "output", name: str = "noise", **changes: object) -> Evidence:
-    event = Event(point, name, "", "1")
-    agreed = [Event("backward", "head", None, "1")]
+    event = GrainEvent(point, name, "", "1")
+    agreed = [GrainEvent("backward", "head", None, "1")]
     given: dict[str, object] = {
         "parting": Parting(3, "model/a.weight"),
         "event": GrainParting(4, False, event, agreed),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samepath.engine.state.state import State, digest, state_of
-from samepath.engine.verify.trace import facts_of
+from samepath.engine.verify.trace import state_fingerprints
 
 Change = Callable[[Any], None]
 
@@ -41,7 +41,7 @@ def state() -> tuple[Any, State]:
 
     class Trained:
         step_number = 3
-        underway = ()
+        pending = ()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
@@ -53,15 +53,15 @@ def state() -> tuple[Any, State]:
 @pytest.mark.parametrize("change", [count, move_schedule, decay, negate_zero, fill_unsaved])
 def test_what_changes_the_digest_changes_a_fingerprint(change: Change) -> None:
     trainer, before = state()
-    known, facts = digest(before), facts_of(before)
+    known, facts = digest(before), state_fingerprints(before)
     change(trainer)
     after = state_of(trainer)
     assert digest(after) != known
-    assert facts_of(after) != facts
+    assert state_fingerprints(after) != facts
 
 
 def test_the_same_state_has_the_same_fingerprints() -> None:
     trainer, before = state()
     trainer.step_number += 1  # no part of the digest either
     assert digest(state_of(trainer)) == digest(before)
-    assert facts_of(state_of(trainer)) == facts_of(before)
+    assert state_fingerprints(state_of(trainer)) == state_fingerprints(before)

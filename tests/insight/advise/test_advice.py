@@ -13,7 +13,16 @@ from measured_steps import made as made_up
 
 from samepath.engine.run.options import Asked, Options
 from samepath.errors import UserError
-from samepath.insight.advise.advice import Advice, Curve, NoisePoint, RangeTest
+from samepath.insight.advise.advice import (
+    Advice,
+    NoisePoint,
+    RangeTest,
+    RateTrial,
+    ScalingCurve,
+    examples,
+    span,
+    verdict,
+)
 from samepath.insight.advise.advise import (
     AdviseRequest,
     curves_of,
@@ -24,10 +33,8 @@ from samepath.insight.advise.advise import (
     refuse,
     what_is_left,
 )
-from samepath.insight.advise.critical_batch import critical_batch
-from samepath.insight.advise.rates import range_test
-from samepath.insight.advise.runs import Found, only_training
-from samepath.insight.advise.words import examples, span, verdict
+from samepath.insight.advise.judge import critical_batch, range_test
+from samepath.insight.advise.runs import ShortRuns, only_training
 from samepath.insight.advise.workers import (
     Question,
     best_grain,
@@ -40,8 +47,7 @@ from samepath.insight.folder import read_finding
 from samepath.recipe import Recipe
 from samepath.report.advise import curve_table, tables_in_short, write_advice
 from samepath.report.words import step_time
-from samepath.study.results import NetworkFacts
-from samepath.timing.machines import MACHINES, Machine, find_machine, flat
+from samepath.timing.links import CLUSTERS, Cluster, NetworkFacts, find_cluster, flat
 from samepath.timing.measured import MeasuredStep, read_measured
 
 
@@ -101,10 +107,10 @@ def options(**changes: Any) -> Options:
 
 
 def ask(
-    step: MeasuredStep, machine: Machine, most: int = 32, *, floor: float = 0.8, here: bool = False
-) -> Curve:
+    step: MeasuredStep, cluster: Cluster, most: int = 32, *, floor: float = 0.8, here: bool = False
+) -> ScalingCurve:
     question = Question(measured=step, options=options(), floor=floor, price_per_worker_hour=2.0)
-    return curve(question, machine, most, end="grains", here=here)
+    return curve(question, cluster, most, end="grains", here=here)
 
 
 # ---- workers
@@ -157,13 +163,13 @@ def test_waiting_and_crowding_are_limits() -> None:
     found = ask(measured(grain_times=slow_ones), FREE, floor=0.9)
     assert found.limit == "waiting"
     crowded = measured(crowding={"2": 1.5, "4": 2.0}, local=link(1e12, 0.0))
-    here = find_machine("here", here=crowded.local)
+    here = find_cluster("here", here=crowded.local)
     assert ask(crowded, here, 4, here=True).limit == "crowding"
 
 
 def test_measured_steps_are_of_this_machine_only() -> None:
     step = measured(step_seconds={"1": 0.9, "2": 0.5})
-    here = ask(step, find_machine("here", here=SHARED), 4, here=True)
+    here = ask(step, find_cluster("here", here=SHARED), 4, here=True)
     assert [row.how for row in here.rows] == ["measured", "measured", "modelled", "modelled"]
     assert here.row(2).step_seconds == 0.5
     assert here.row(2).speedup == pytest.approx(1.8)
@@ -182,7 +188,7 @@ def test_training_time_and_price() -> None:
 
 
 def test_nodes_of_several_workers() -> None:
-    found = ask(measured(), MACHINES["1GbE-pairs"], 6)
+    found = ask(measured(), CLUSTERS["1GbE-pairs"], 6)
     assert [row.nodes for row in found.rows] == [1, 1, 2, 2, 3]
     assert found.workers_per_node == 2
     title, table, _ = curve_table(advice(curves=(found,)), found)
@@ -198,7 +204,7 @@ def test_the_knee_is_the_first_number_not_worth_doubling() -> None:
 
 def test_the_knee_goes_by_what_was_measured() -> None:
     step = measured(step_seconds={"1": 0.81, "2": 0.8})
-    machine = find_machine("here", here=SHARED)
+    machine = find_cluster("here", here=SHARED)
     question = Question(measured=step, options=options(), floor=0.8)
     assert curve(question, machine, 2, end="cores", here=True).knee == 1
     better = replace(question, measured=measured(step_seconds={"1": 0.81, "2": 0.5}))
@@ -235,7 +241,10 @@ RATES = RangeTest(
     recipe_rate=0.1,
     steps=20,
     start_loss=2.0,
-    trials=(),
+    trials=tuple(
+        RateTrial(learning_rate=rate, converged=True, end_loss=loss, why="")
+        for rate, loss in ((0.1, 1.0), (1.6, 0.4), (6.4, 0.7))
+    ),
     largest=0.3,
     failing=0.4,
     note="",
@@ -251,7 +260,7 @@ def batch_at(scale: float, low: float, high: float, **changes: Any) -> Any:
     return critical_batch([point], grain_size=4, **(how | changes))
 
 
-def words(curves: list[Curve], rates: RangeTest = RATES, batch: Any = None) -> str:
+def words(curves: list[ScalingCurve], rates: RangeTest = RATES, batch: Any = None) -> str:
     found = batch or batch_at(1000.0, 100.0, 5000.0)
     return verdict(curves, rates, found, batch_size=32, floor=0.8)
 
@@ -308,7 +317,7 @@ def test_one_worker_where_there_is_only_one() -> None:
     [
         (0.3, 0.4, "", "can work for up to 3 (0.4 no longer converges; the recipe has 0.1)"),
         (0.15, 0.19, "", "cannot work, as already 0.19 does not converge (the recipe has 0.1)"),
-        (6.4, None, "", "can be multiplied by at least 64"),
+        (6.4, None, "", "up to 64x the recipe's did not diverge in 20 steps; 16x ended lowest"),
         (0.025, 0.05, "", "0.1 is too high already: 0.025 is the largest that converged"),
         (None, None, "no rate lowered the loss", "is not known (no rate lowered the loss)"),
         (None, None, "", "is not known (none was tried)"),
@@ -455,7 +464,7 @@ def test_the_noise_scale_is_measured_in_finer_grains_where_there_are_few() -> No
     assert task.workers == 1
 
 
-def found_with(**changes: Any) -> Found:
+def found_with(**changes: Any) -> ShortRuns:
     lines = [
         {"step": i, "learning_rate": 0.1, "noise_scale": 9.0, "noise_low": 8.0, "noise_high": 10.0}
         for i in range(20)
@@ -470,7 +479,7 @@ def found_with(**changes: Any) -> Found:
         "noise_steps": 20,
         "noise_seconds": 1.0,
     }
-    return Found(**(made | changes))
+    return ShortRuns(**(made | changes))
 
 
 def test_what_short_runs_could_not_find_out_is_said() -> None:
@@ -559,8 +568,8 @@ def test_the_folder(tmp_path: Path) -> None:
     how: dict[str, Any] = {"batch_size": 32, "floor": 0.8, "steps": 20, "part": 0.1}
     found = advice(
         curves=(
-            ask(step, find_machine("here", here=SHARED), 2, here=True),
-            ask(step, MACHINES["1GbE"]),
+            ask(step, find_cluster("here", here=SHARED), 2, here=True),
+            ask(step, CLUSTERS["1GbE"]),
         ),
         rates=range_test(0.1, tried, 3),
         batch=critical_batch(points, grain_size=4, **how),

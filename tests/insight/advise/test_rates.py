@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 
-from samepath.insight.advise.advice import NoisePoint
-from samepath.insight.advise.critical_batch import (
+from samepath.insight.advise.advice import NoisePoint, example_efficiency
+from samepath.insight.advise.judge import (
     MOST_POINTS,
     critical_batch,
-    example_efficiency,
+    judge,
+    next_rates,
     noise_points,
+    planned_rounds,
+    range_test,
     thinned,
     weak_workers,
 )
-from samepath.insight.advise.rates import (
-    CLOSE,
-    judge,
-    next_rates,
-    planned_rounds,
-    range_test,
-)
+from samepath.study.rates import CLOSE
 
 STEPS = 20
 
@@ -106,7 +103,7 @@ def test_why_a_rate_does_not_converge() -> None:
         (1.6, False),
     ]
     assert [trial.why for trial in trials[2:]] == ["its loss stays high", "it diverged"]
-    assert trials[1].end_loss == 0.5
+    assert trials[1].loss == 0.5
 
 
 def test_luck_above_a_failure_does_not_count() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ from measured_steps import made
 
 from samepath.cli.simulate import parse_worker_range, simulate
 from samepath.errors import UserError
-from samepath.insight.simulate.simulate import POLICIES, default_workers, parse_policy
+from samepath.insight.simulate import POLICIES, default_workers, ordinal, parse_policy
 from samepath.timing.measured import read_measured, write_measured
-from samepath.timing.policies import Queue, Static
-from samepath.timing.stopwatch import workload_from
+from samepath.timing.model import workload_from
+from samepath.timing.policies import Buckets, Queue
 
 
 @pytest.fixture
@@ -50,18 +52,18 @@ def test_everything_is_written_and_called_modelled(folder: Path, tmp_path: Path)
     assert printed["folder"] == str(out)
     assert (content["kind"], content["recipe"]) == ("simulation", "made up")
     names = [(curve["network"], curve["policy"]) for curve in content["curves"]]
-    assert names == [("10GbE", "static"), ("10GbE", "queue"), ("here", "static"), ("here", "queue")]
+    assert names == [(link, how) for link in ("10GbE", "here") for how in ("samepath", "queue")]
     for curve in content["curves"]:
         assert [point["workers"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64]
         assert {point["how"] for point in curve["points"]} == {"modelled"}
     assert content["measured_step_seconds"] == {"1": 0.022}  # two were measured sharing a batch
     page = (out / "simulation.html").read_text()
-    assert "static, 10GbE (modelled)" in page
+    assert "samepath, 10GbE (modelled)" in page
     assert "data:image/png;base64," in page
     assert read_measured(out) == made()  # it can be simulated again
     again = run(out, "--network", "1GbE", "--out", tmp_path / "again", "--trials", 5)
     assert again.exit_code == 0, again.output
-    assert "static, 1GbE (modelled)" in again.stdout
+    assert "samepath, 1GbE (modelled)" in again.stdout
     assert f"report: {tmp_path / 'again' / 'simulation.html'}" in again.stdout
 
 
@@ -95,7 +97,7 @@ def test_bad_input_writes_nothing(folder: Path, tmp_path: Path) -> None:
     assert "there is no such preset; use one of 1GbE, 10GbE" in refused(
         folder, "--network", "infiniband", "--out", out
     )
-    assert "--policy push: use static, queue, ddp" in refused(folder, "--policy", "push")
+    assert "--policy push: use samepath, queue, ddp" in refused(folder, "--policy", "push")
     assert "more than 8 curves" in refused(
         folder, "--policy", "static,queue,ddp", "--network", "1GbE,10GbE,here", "--out", out
     )
@@ -115,6 +117,24 @@ def test_a_profile_of_another_recipe_is_refused(folder: Path, tmp_path: Path) ->
     write_measured(folder, made(recipe="digits", identity="digits"))
     result = run("digits", "--profile", folder, "--trials", 5, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
+
+
+def test_a_folder_is_simulated_without_torch(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from samepath.insight.folder import write_finding\n"
+        "from samepath.insight.simulate import SimulationRequest, run_simulation, verdict\n"
+        "from pathlib import Path\n"
+        f"asked = SimulationRequest(source={str(folder)!r}, networks=('1GbE', 'here'),"
+        " policies=('samepath', 'queue'), trials=5)\n"
+        "found = {'verdict': verdict(run_simulation(asked, print))}\n"
+        f"folder = Path({str(folder)!r})\n"
+        "write_finding(folder, 'simulation', recipe='x', command=(), content=found)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    versions = json.loads((folder / "simulation.json").read_text())["versions"]
+    assert {"samepath", "torch", "numpy", "python"} <= versions.keys()
 
 
 @pytest.mark.parametrize(
@@ -142,15 +162,28 @@ def test_no_numbers_of_workers(text: str) -> None:
 
 
 def test_policies_by_name() -> None:
-    assert parse_policy("static") == Static()
+    assert parse_policy("samepath") == Buckets()
     assert parse_policy("queue") == Queue()
     assert parse_policy("ddp") == POLICIES["ddp"]
-    assert parse_policy("static:tree") == Static(algorithm="tree")
+    assert parse_policy("samepath:tree") == Buckets(algorithm="tree")
     assert parse_policy("queue:tree") == Queue(algorithm="tree", waits=False)
     assert parse_policy("queue:samepath") == Queue(algorithm="samepath")
-    for text in ("static:star", "static:", "", "tree"):
+    for text in ("samepath:star", "static:", "", "tree"):
         with pytest.raises(UserError, match=f"--policy {text}"):
             parse_policy(text)
+
+
+def test_the_old_name_of_our_policy_is_accepted_and_shown_as_today(
+    folder: Path, tmp_path: Path
+) -> None:
+    assert parse_policy("static") == Buckets()
+    how = ("--policy", "static,static:tree", "--trials", 5, "--json", "--out", tmp_path / "out")
+    content = json.loads(run(folder, *how).stdout)
+    assert [curve["policy"] for curve in content["curves"]] == ["samepath", "samepath:tree"]
+    assert "samepath, 10GbE: is" in content["verdict"]
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 22, 113)] == [
+        "1st", "2nd", "3rd", "4th", "11th", "22nd", "113th",
+    ]  # fmt: skip
 
 
 def test_workers_by_default() -> None:

@@ -30,6 +30,7 @@ from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.comm.environment import LOOPBACK, Place
 from samepath.engine.comm.tensors import fills
 from samepath.errors import WorkerLost
+from samepath.faults import fault_point
 from samepath.plan import Reduction
 
 Record: TypeAlias = NDArray[np.uint8]
@@ -367,6 +368,7 @@ class NetworkBucket(Bucket):
 
     def return_chunk(self) -> None:
         """My chunk is here: add its sums in the tree's order and send the total to all workers."""
+        fault_point("reduction")
         assert self._work is not None
         wait(self._work)
         if self.watch is not None:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from samepath.engine.comm.collective import Bucket, Collective, Network, Record, machine_name
 from samepath.errors import WorkerLost
+from samepath.faults import fault_point
 from samepath.plan import Reduction
 
 RECORD_BYTES = 1 << 16
@@ -253,6 +254,7 @@ class SharedBucket(Bucket):
             self._add_chunk()
 
     def _add_chunk(self) -> None:
+        fault_point("reduction")
         if self.watch is not None:
             self.watch("adding")
         sums = [

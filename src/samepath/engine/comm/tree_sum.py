@@ -21,12 +21,11 @@ from torch import Tensor
 
 from samepath.engine.comm.collective import Bucket, Collective
 from samepath.engine.comm.tensors import dense_strides
-from samepath.plan import Reduction
+from samepath.plan import BUCKET_BYTES, Reduction
 
 Sums: TypeAlias = list[Tensor | None]
 """One partial sum: a tensor per parameter, None where no grain used it."""
 
-BUCKET_BYTES = 2 << 20
 ALIGNMENT_BYTES = 64
 _OWN_REFERENCES = 4
 """References to a view that no one else holds: among views, in a copy of them, by its name, and as

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.elastic import step_memory as last_step
+from samepath.engine.elastic import step_memory
 from samepath.engine.elastic.replay import replay
 from samepath.engine.state.resume import SavedStep, resume, share_newest, step_or_none, tell
 from samepath.engine.state.state import state_of
@@ -43,7 +43,7 @@ def recover(
         missing = max(missing, lines - logged)
         return lines <= logged
 
-    trail = None if run_id is None else last_step.newest(run_id, is_logged)
+    trail = None if run_id is None else step_memory.newest(run_id, is_logged)
     mine = None if trail is None else replay(trainer, trail, note)
     mine = share_newest(collective, mine, tell(collective, step_or_none(mine)))
     missing = max(tell(collective, missing))

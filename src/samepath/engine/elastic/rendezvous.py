@@ -1,12 +1,14 @@
-"""Where the machines of a run meet: a rendezvous for torch's elastic agent.
+"""Rendezvous of the machines of a run whose workers come and go.
 
-In: how many workers this machine has to offer, how many the run takes. Out: rounds. A round says
-who takes part with how many workers; whoever fails, leaves or comes calls for the next one.
-Guaranteed: everybody has the same round; nobody without the run's secret can say anything that is
-believed, and nothing that was said is unpickled; no wall clock decides; every wait has a limit.
+In: how many workers this machine offers, how many the run takes. Out: rounds. A round says which
+machines take part with how many workers; a machine that fails, leaves or comes calls for the next
+one. Guaranteed: all machines have the same round; what a process without the run's secret says is
+not believed, and nothing that was said is unpickled; no wall clock decides; every wait has a limit.
 
-One agent leads: it has the store (c10d's TCPStore, on the one address that was chosen), sees who is
-there by heartbeats it counts on its own clock, and announces the rounds.
+One machine leads: its launcher hosts the store (torch's TCPStore, on one chosen address), sees
+which machines are there by heartbeats it counts on its own clock, and announces the rounds. torch's
+own rendezvous is not used: it goes by wall clocks, unpickles what it reads, listens on every
+address, and does not outlive its leader.
 """
 
 from __future__ import annotations
@@ -18,57 +20,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
-
-from samepath.console import Patience
+from samepath.console import POLL_SECONDS, Patience
 from samepath.engine.comm.environment import LOOPBACK
+from samepath.engine.comm.store import open_store
+from samepath.engine.elastic.machine import WorkerRange
 from samepath.engine.elastic.signed_store import (
+    Endpoint,
+    EndpointLost,
     LeaderLost,
-    SealedStore,
-    SeatTaken,
-    open_store,
+    SignedStore,
     reach_store,
 )
+from samepath.errors import SamepathError
 
 FINISHED = "finished"
-"""Why a meeting is over when all went well."""
+"""Why a rendezvous is closed when all went well."""
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 5.0
-"""A machine that is not heard of for so long is not there."""
+"""A machine whose heartbeats stop for so long counts as gone."""
 FIRST_SECONDS = 30.0
-"""How long those who are known to come are waited for in the first round."""
+"""How long the machines that are known to come are waited for in the first round."""
+
+
+class RendezvousClosed(SamepathError):
+    """The run has ended; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
-    """How many workers a run takes."""
-
-    least: int
-    most: int
-
-    def __str__(self) -> str:
-        return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seat:
-    """Where a run meets, and the secret that is needed there."""
-
-    address: str
-    port: int
-    secret: str
-    machine: str
-    """Whose loopback it is, if it is one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """Who takes part, from here seen."""
+class RendezvousRound:
+    """Which machines take part, as one of them sees it."""
 
     number: int
     rank: int
@@ -79,49 +59,47 @@ class Round:
     here: int
     """Workers of this machine."""
     num_workers: int
-    """Of all."""
+    """Workers of all machines."""
 
 
-class MeetingClosed(RendezvousClosedError):
-    """The run has ended; the message says why."""
-
-
-class Meeting(RendezvousHandler):
-    """One machine's part in the meeting of a run."""
+class Rendezvous:
+    """One machine's part in the rendezvous of a run."""
 
     def __init__(
         self,
-        crew: Crew,
+        worker_range: WorkerRange,
         workers_here: int,
         *,
-        seat: Seat | None = None,
+        endpoint: Endpoint | None = None,
         address: str = LOOPBACK,
         machine: str = "",
-        interface: str | None = None,
         expected: int = 1,
         wait_seconds: float = 86400.0,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Lead a meeting on an address, or (with a seat) join one."""
-        self.crew = crew
+        """Open a rendezvous on an address, or join the one at an endpoint."""
+        self.worker_range = worker_range
         self.workers_here = workers_here
-        self.leads = seat is None
-        self.interface = interface
+        self.leads = endpoint is None
         self._expected = expected
         self._wait = wait_seconds
         self._tell = tell
-        if seat is None:
+        if endpoint is None:
             opened, port = open_store(address)
-            seat = Seat(address=address, port=port, secret=secrets.token_hex(16), machine=machine)
+            endpoint = Endpoint(
+                address=address, port=port, secret=secrets.token_hex(16), machine=machine
+            )
         else:
-            opened = reach_store(seat.address, seat.port)
-        self.seat = seat
-        self._store = SealedStore(opened, seat.secret)
+            opened = reach_store(endpoint.address, endpoint.port)
+        self.endpoint = endpoint
+        self._store = SignedStore(opened, endpoint.secret)
         if self.leads:
             self._store.set("open", True)
         elif self._store.get("open") is None:
-            raise SeatTaken(f"the meeting at {seat.address}:{seat.port} is of another run")
-        self.round: Round | None = None
+            raise EndpointLost(
+                f"the process at {endpoint.address}:{endpoint.port} belongs to another run"
+            )
+        self.round: RendezvousRound | None = None
         self._seen: dict[int, tuple[int, float]] = {}
         self._member = self._store.add("members", 1) - 1
         self._lost = ""
@@ -131,36 +109,25 @@ class Meeting(RendezvousHandler):
         self._beating = threading.Thread(target=self._beat, name="samepath-beat", daemon=True)
         self._beating.start()
 
-    def announce(self, say_where: Callable[[], bool]) -> None:
-        """Say where the run meets; if that is impossible now, again until it is not."""
-        if not say_where():
-            self._announcement = say_where
+    def announce(self, write: Callable[[], bool]) -> None:
+        """Call `write`, which tells other machines the endpoint, until it returns True."""
+        if not write():
+            self._announcement = write
 
-    # ---- what torch's agent asks
-
-    def get_backend(self) -> str:
-        return "samepath"
-
-    def get_run_id(self) -> str:
-        return self._store.prefix
+    # ---- what a launcher asks
 
     @property
-    def workers_names(self) -> str:
-        """What this round's workers' names in the store begin with."""
+    def store_prefix(self) -> str:
+        """What the names of this round's workers in the store begin with."""
         assert self.round is not None
         return f"{self._store.prefix}/workers/{self.round.number}"
 
-    @property
-    def use_agent_store(self) -> bool:
-        """Workers meet in the same store: nobody else has to listen."""
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_round(self) -> RendezvousRound:
         """Take part in the next round; waits until there is one."""
         called = self._store.add("rounds", 0) + 1
         if self.round is not None:  # which the leader may have announced and not counted yet
             called = max(called, self.round.number + 1)
-        if self.leads or self.round is not None:  # a newcomer asks; the leader knows if it is full
+        if self.leads or self.round is not None:  # a newcomer waits until the leader sees it
             self._store.set(f"call/{called}", True)
         patience = Patience(self._wait, self._tell)
         while True:
@@ -168,50 +135,47 @@ class Meeting(RendezvousHandler):
             parts = (self._open_round if self.leads else self._await)(called, patience)
             round_ = self._place_in(called, parts)
             if round_ is not None:
-                break
-            called += 1  # it was announced just before we came, or is full
+                self.round = round_
+                return round_
+            called += 1  # that round was announced just before this machine came, or is full
             while self._store.get(f"call/{called}") is None:
-                self._pause(patience, f"a place in the run, which takes {self.crew.most} workers")
-        self.round = round_
-        return RendezvousInfo(
-            self._store.part(f"agents/{round_.number}"),
-            round_.rank,
-            round_.num_machines,
-            RendezvousStoreInfo(self.seat.address, self.seat.port),
-        )
+                self._pause(patience, self._when_full)
 
-    def num_nodes_waiting(self) -> int:
-        """More than 0 when the next round has been called."""
+    def is_next_called(self) -> bool:
+        """Whether a machine has called for the next round."""
         assert self.round is not None
         self._refuse_if_over()
         called = f"call/{self.round.number + 1}"
         if self.leads and self._changed():
             self._store.set(called, True)
-        return int(self._store.get(called) is not None)
+        return self._store.get(called) is not None
 
-    def is_closed(self) -> bool:
-        return self._store.get("closed") is not None
-
-    def set_closed(self) -> None:
-        self.close("the run was ended")
-
-    def shutdown(self) -> bool:
-        self.leave()
-        return True
+    def await_others(self, seconds: float) -> None:
+        """Wait at most so long, when this machine's workers have finished, for those of the others;
+        a leader that is gone is not waited for."""
+        assert self.round is not None
+        until = time.monotonic() + seconds
+        with suppress(LeaderLost):
+            name, more = f"done/{self.round.number}", 1
+            while self._store.add(name, more) < self.round.num_machines:
+                if time.monotonic() > until:
+                    break
+                more = 0
+                time.sleep(POLL_SECONDS)
 
     def goes_on_without_us(self) -> bool:
-        """The workers of the others are enough."""
+        """Whether the workers of the other machines are enough."""
         round_ = self.round
-        return round_ is None or round_.num_workers - round_.here >= self.crew.least
+        return round_ is None or round_.num_workers - round_.here >= self.worker_range.least
 
     # ---- leaving
 
     def close(self, why: str) -> None:
-        """End the meeting for everybody."""
+        """End the rendezvous for all machines."""
         self._store.set("closed", why)
 
     def leave(self) -> None:
-        """Be gone; those who stay find out."""
+        """Leave; the machines that stay find out."""
         self._ended.set()
         self._beating.join()
         if not self._lost:
@@ -221,7 +185,7 @@ class Meeting(RendezvousHandler):
     # ---- the leader's part
 
     def _members(self) -> list[int]:
-        """Those who are there: neither left nor silent."""
+        """List the machines that have neither left nor gone silent."""
         now, there = time.monotonic(), []
         for member in range(self._store.add("members", 0)):
             if self._store.get(f"left/{member}") is not None:
@@ -236,14 +200,14 @@ class Meeting(RendezvousHandler):
         return there
 
     def _changed(self) -> bool:
-        """Somebody of this round is gone, or somebody came for whom there is a place."""
+        """Whether a machine of this round is gone, or one came that there is a place for."""
         there = set(self._members())
         mine = set(self._parts)
-        has_place = sum(self._parts.values()) < self.crew.most
+        has_place = sum(self._parts.values()) < self.worker_range.most
         return bool(mine - there) or (has_place and bool(there - mine - self._spare))
 
     def _open_round(self, called: int, patience: Patience) -> dict[int, int]:
-        """Wait for everybody who is there, then announce the round."""
+        """Wait until every machine that is there is ready, then announce the round."""
         began = time.monotonic()
         while True:
             there = self._members()
@@ -253,11 +217,11 @@ class Meeting(RendezvousHandler):
             if len(ready) == len(there) and not (
                 first and time.monotonic() - began < FIRST_SECONDS
             ):
-                parts = share_out(ready, self.crew.most)
-                if sum(parts.values()) >= self.crew.least:
+                parts = allot_workers(ready, self.worker_range.most)
+                if sum(parts.values()) >= self.worker_range.least:
                     break
                 there_are = f"{sum(ready.values())} there on {len(ready)} machine(s)"
-                missing = f"at least {self.crew.least} workers ({there_are})"
+                missing = f"at least {self.worker_range.least} workers ({there_are})"
             else:
                 missing = f"{len(there) - len(ready) or 'more'} machine(s) to get ready"
             self._pause(patience, missing)
@@ -267,22 +231,25 @@ class Meeting(RendezvousHandler):
         self._store.add("rounds", 1)
         return parts
 
-    # ---- everybody's part
+    # ---- every machine's part
 
     def _await(self, called: int, patience: Patience) -> dict[int, int]:
         while True:
             announced = self._store.get(f"round/{called}")
             if announced is not None:
                 return {int(member): int(workers) for member, workers in announced}
-            newcomer = f"a place in the run, which takes {self.crew.most} workers"
-            self._pause(patience, "the next round" if self.round is not None else newcomer)
+            self._pause(patience, self._when_full if self.round is None else "the next round")
 
-    def _place_in(self, called: int, parts: dict[int, int]) -> Round | None:
+    @property
+    def _when_full(self) -> str:
+        return f"a free place: the run is full ({self.worker_range.most} workers)"
+
+    def _place_in(self, called: int, parts: dict[int, int]) -> RendezvousRound | None:
         members = list(parts)
         if self._member not in members:
             return None
         rank = members.index(self._member)
-        return Round(
+        return RendezvousRound(
             number=called,
             rank=rank,
             num_machines=len(members),
@@ -300,7 +267,7 @@ class Meeting(RendezvousHandler):
             raise LeaderLost(self._lost)
         why = self._store.get("closed")
         if why is not None:
-            raise MeetingClosed(str(why))
+            raise RendezvousClosed(str(why))
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
@@ -313,16 +280,8 @@ class Meeting(RendezvousHandler):
                 self._announcement = lambda: True
 
 
-def answers(seat: Seat) -> bool:
-    """A meeting is held there, and it is that one."""
-    try:
-        return SealedStore(reach_store(seat.address, seat.port), seat.secret).get("open") is True
-    except LeaderLost:
-        return False
-
-
-def share_out(offers: dict[int, int], most: int) -> dict[int, int]:
-    """How many workers each takes part with: one each, then the rest in order."""
+def allot_workers(offers: dict[int, int], most: int) -> dict[int, int]:
+    """Share out the places: one worker for each machine, then the rest in order of arrival."""
     parts = dict.fromkeys(list(offers)[:most], 1)
     left = most - len(parts)
     for member in parts:

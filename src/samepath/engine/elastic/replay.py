@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from samepath.engine.elastic.ring import Share
-from samepath.engine.elastic.step_memory import Change, Trail, weights_of
+from samepath.engine.elastic.ring import Portion
+from samepath.engine.elastic.step_memory import Change, Trail, weights_checksum
 from samepath.engine.state.resume import SavedStep
 from samepath.engine.state.state import digest, like, load_state, state_of
 from samepath.engine.step.step import Stepper
 
 
 def replay(trainer: Stepper, trail: Trail, note: Callable[[str], None]) -> SavedStep:
-    """Where a trail leads; its start if it does not."""
+    """Make the updates of a trail again: its last step, or its start where that is impossible."""
     if not trail.changes:
         return trail.start
     load_state(trainer, trail.start.state)
@@ -37,8 +37,8 @@ def replay(trainer: Stepper, trail: Trail, note: Callable[[str], None]) -> Saved
     return trail.start
 
 
-def _has_weights(trainer: Stepper, checksums: Mapping[Share, int]) -> bool:
-    return all(weights_of(trainer.model, share)() == c for share, c in checksums.items())
+def _has_weights(trainer: Stepper, checksums: Mapping[Portion, int]) -> bool:
+    return all(weights_checksum(trainer.model, portion)() == c for portion, c in checksums.items())
 
 
 def _make_again(trainer: Stepper, change: Change) -> None:

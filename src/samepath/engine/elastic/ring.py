@@ -1,12 +1,12 @@
-"""Copies of tensors in memory that outlives the processes of a run.
+"""Rings of tensor copies in shared memory, which outlives the processes of a run.
 
-In: named tensors, and a text that goes with them, again and again. Out, in whatever process: every
-copy that is complete. Guaranteed: whoever is killed while writing leaves all copies but that one; a
-copy that does not match its checksum is never read; nobody but this user can read any.
+In: named tensors, and a text that goes with them, again and again. Out, in any process: every entry
+that is complete. Guaranteed: a process that is killed while writing leaves all entries but that
+one; an entry that does not match its checksum is never read; no other user can read any.
 
 The memory is files in /dev/shm, each with a number of equal places that are written in turn:
 `<run id>.<process>.<token>.<places>`, the process as `owners` marks it with a dot after its number.
-The workers of a machine share the copying, each its part.
+The workers of a machine share the copying, each its portion.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from samepath import owners
 from samepath.engine.comm.tensors import sums_of, words_of
-from samepath.engine.launch import owners
+from samepath.faults import fault_point
 
 MEMORY = Path("/dev/shm")
 _HEADER = struct.Struct("<8sqqqqI")
@@ -41,7 +42,7 @@ Layout: TypeAlias = list[tuple[str, torch.dtype, torch.Size, bool]]
 
 
 @dataclass(frozen=True)
-class Share:
+class Portion:
     """Which of how many equal parts."""
 
     part: int = 0
@@ -80,20 +81,20 @@ class Piece:
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """All that the pieces depend on."""
+    """All that the pieces of some tensors depend on."""
     return [(n, t.dtype, t.shape, t.is_contiguous()) for n, t in tensors.items()]
 
 
-def cut(tensors: Mapping[str, Tensor], share: Share) -> list[Piece]:
-    """A share of some tensors, the same cuts whoever makes them."""
+def cut(tensors: Mapping[str, Tensor], portion: Portion) -> list[Piece]:
+    """Cut a portion out of some tensors; the cuts are the same on every worker."""
     total = sum(_up(tensor.nbytes, _TEXT) for tensor in tensors.values())
-    low, high = (_up(total * k // share.parts, _TEXT) for k in (share.part, share.part + 1))
+    low, high = (_up(total * k // portion.parts, _TEXT) for k in (portion.part, portion.part + 1))
     found, offset = [], 0
     for name, tensor in tensors.items():
         size, number = tensor.itemsize, tensor.numel()
         begin, end = (min(max((bound - offset) // size, 0), number) for bound in (low, high))
         if not number or not tensor.is_contiguous():  # not to be cut
-            mine = low <= offset < high or (share.part == share.parts - 1 and offset == total)
+            mine = low <= offset < high or (portion.part == portion.parts - 1 and offset == total)
             begin, end = (0, number) if mine else (number, number)
             if mine and not number:
                 found.append(Piece(name, tensor.dtype, tensor.shape, 0, 0))
@@ -104,11 +105,11 @@ def cut(tensors: Mapping[str, Tensor], share: Share) -> list[Piece]:
 
 
 class Checksum:
-    """Of a share of some tensors where they are (which they must fill): of a 64-bit sum of each
-    piece."""
+    """Checksum of a portion of some tensors where they are (they must fill their memory): of a
+    64-bit sum of each piece."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], share: Share) -> None:
-        pieces = (piece for piece in cut(tensors, share) if piece.num_bytes)
+    def __init__(self, tensors: Mapping[str, Tensor], portion: Portion) -> None:
+        pieces = (piece for piece in cut(tensors, portion) if piece.num_bytes)
         self._words = [words_of(piece.of(tensors[piece.name])) for piece in pieces]
 
     def __call__(self) -> int:
@@ -119,15 +120,15 @@ def _up(num_bytes: int, unit: int) -> int:
     return -(-num_bytes // unit) * unit
 
 
-class Copies:
-    """Some equal places in a file, and a share of the same tensors in each: written in turn."""
+class Ring:
+    """Equal places in a file, written in turn, each with a portion of the same tensors."""
 
     def __init__(
         self,
         run_id: str,
         folder: Path,
         tensors: Mapping[str, Tensor],
-        share: Share,
+        portion: Portion,
         *,
         places: int,
         text: int,
@@ -135,10 +136,10 @@ class Copies:
         """Raises OSError where there is no such memory, or not enough; `text` is how many bytes
         a text is expected to have."""
         self.layout = layout_of(tensors)
-        self._pieces = cut(tensors, share)
+        self._pieces = cut(tensors, portion)
         about = {
             "folder": str(folder.absolute()),
-            "share": (share.part, share.parts),
+            "share": (portion.part, portion.parts),
             "pieces": [piece.written() for piece in self._pieces],
         }
         self._about = json.dumps(about).encode() + b"\n"
@@ -164,7 +165,7 @@ class Copies:
         self._turn = 0
 
     def copy(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the next place; `complete` ends it."""
+        """Copy tensors to the next place; `complete` makes it an entry."""
         start = self._turn * self._size
         # what was there is gone from here on
         self._memory[start : start + _HEADER.size] = bytes(_HEADER.size)
@@ -172,10 +173,11 @@ class Copies:
             sources = [piece.of(tensors[piece.name]) for piece in self._pieces]
             with torch.no_grad():
                 torch._foreach_copy_(self._views[self._turn], sources)
+            fault_point("keep", data=self._data[self._turn])
             self._sums = _page_sums(self._data[self._turn])
 
     def complete(self, step: int, content: dict[str, Any]) -> bool:
-        """From here on the copy counts. False: there is not enough room for the text."""
+        """Make an entry of what was copied. False: there is not enough room for the text."""
         text = self._about + json.dumps(content).encode()
         if _TEXT + len(text) > self._begin:
             return False
@@ -188,10 +190,11 @@ class Copies:
         return True
 
     def take_back(self) -> None:
-        """The last copy does not count any more."""
+        """Remove the last entry."""
         self._turn = (self._turn - 1) % len(self._views)
         start = self._turn * self._size
         self._memory[start : start + _HEADER.size] = bytes(_HEADER.size)
+        fault_point("taken back")
 
 
 def _views(data: Tensor, pieces: list[Piece]) -> list[Tensor]:
@@ -210,32 +213,32 @@ def _page_sums(data: Tensor) -> bytes:
 
 
 def _checksum(claims: bytes, text: bytes, page_sums: bytes) -> int:
-    """Of the data, and of all that says what they are."""
+    """Checksum of the data, and of all that says what they are."""
     return zlib.crc32(page_sums, zlib.crc32(text, zlib.crc32(claims)))
 
 
 @dataclass(frozen=True)
-class Copied:
-    """One worker's share of a copy, read and checked."""
+class RingEntry:
+    """One worker's portion of a step, read and checked."""
 
     step: int
-    share: Share
+    portion: Portion
     content: dict[str, Any]
     pieces: list[Piece]
     data: Tensor
 
 
-def read(run_id: str) -> Iterator[Copied]:
-    """Every complete copy of a run that this machine has, of whichever share."""
+def read(run_id: str) -> Iterator[RingEntry]:
+    """Every complete entry of a run that this machine has, of any portion."""
     for file in files(run_id):
         yield from _read_file(file)
 
 
-def join(copies: list[Copied]) -> dict[str, Tensor]:
-    """The tensors of all shares."""
+def join_entries(entries: list[RingEntry]) -> dict[str, Tensor]:
+    """The tensors of all portions."""
     tensors: dict[str, Tensor] = {}
-    for copied in copies:
-        for piece, view in zip(copied.pieces, _views(copied.data, copied.pieces), strict=True):
+    for entry in entries:
+        for piece, view in zip(entry.pieces, _views(entry.data, entry.pieces), strict=True):
             if piece.name not in tensors:
                 tensors[piece.name] = torch.empty(piece.shape, dtype=piece.dtype)
             tensors[piece.name].view(-1)[piece.begin : piece.end] = view.reshape(-1)
@@ -248,15 +251,15 @@ def files(run_id: str) -> list[Path]:
     return []  # no such memory here
 
 
-def lives(file: Path) -> bool:
-    """Whoever writes it."""
+def writer_lives(file: Path) -> bool:
+    """Whether the process that writes a file lives."""
     _, process, token, _ = file.name.split(".")
     more = token.rpartition("-")[0]  # an older samepath gives its number alone
     return owners.lives(f"{process}-{more}" if more else process)
 
 
 def newest_step(file: Path) -> int:
-    """The newest step that one of its copies claims to be of; nothing but that is read."""
+    """The newest step that an entry of a file claims to be of; nothing but that is read."""
     newest, places = 0, int(file.suffix[1:])
     with suppress(OSError), file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size // places
@@ -268,9 +271,9 @@ def newest_step(file: Path) -> int:
 
 
 def run_of(file: Path) -> tuple[str, Path] | None:
-    """The run and the folder of a file, if one of its copies is complete."""
-    for copied in _read_file(file):
-        return file.name.split(".")[0], Path(str(copied.content["folder"]))
+    """The run and the folder of a file, if one of its entries is complete."""
+    for entry in _read_file(file):
+        return file.name.split(".")[0], Path(str(entry.content["folder"]))
     return None
 
 
@@ -283,22 +286,22 @@ def _own_folder() -> Path:
     return folder
 
 
-def _read_file(file: Path) -> Iterator[Copied]:
-    """Mapped, not read: a file has many copies, and hardly any of them is wanted."""
+def _read_file(file: Path) -> Iterator[RingEntry]:
+    """Map a file's entries, without reading them: there are many, and few are wanted."""
     try:
         with file.open("rb") as opened:
             content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError):
-        return  # somebody removed it just now, or was killed before there was anything in it
+        return  # removed just now, or its process was killed before it wrote anything
     size = len(content) // int(file.suffix[1:])
     for place in torch.frombuffer(content, dtype=torch.uint8).split(size or len(content)):
-        copied = _read(place)
-        if copied is not None:
-            yield copied
+        entry = _read(place)
+        if entry is not None:
+            yield entry
 
 
-def _read(place: Tensor) -> Copied | None:
-    """What a place holds, if every byte is as it was written."""
+def _read(place: Tensor) -> RingEntry | None:
+    """The entry in a place, if every byte is as it was written."""
     if len(place) < _HEADER.size:
         return None
     head = place[: _HEADER.size].numpy().tobytes()
@@ -314,4 +317,4 @@ def _read(place: Tensor) -> Copied | None:
         return None
     about, rest = (json.loads(line) for line in text.split(b"\n"))
     pieces = [Piece.read(written) for written in about.pop("pieces")]
-    return Copied(step, Share(*about.pop("share")), about | rest, pieces, data)
+    return RingEntry(step, Portion(*about.pop("share")), about | rest, pieces, data)

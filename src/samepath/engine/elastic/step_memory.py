@@ -6,7 +6,7 @@ lives.
 
 All of the state is kept every few steps, two copies in turn. In between it is the gradient, a third
 of that with Adam, from which `replay` makes the update again; it is kept before the update, and
-nobody ends the update before all have kept it. Beside these, each worker notes the run's progress.
+no worker ends the update before all have kept it. Beside these, each worker notes the progress.
 The files go when the run has finished; a run that was killed leaves them for `--resume`, and the
 next run on this machine removes what belongs to no run any more.
 """
@@ -24,12 +24,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from samepath.engine.comm.tensors import fills
-from samepath.engine.elastic import ring as copies
-from samepath.engine.elastic.ring import Checksum, Copied, Copies, Share
+from samepath.engine.elastic import ring
+from samepath.engine.elastic.ring import Checksum, Portion, Ring, RingEntry
 from samepath.engine.state.resume import SavedStep
 from samepath.engine.state.state import State, state_of
 from samepath.engine.step.settings import Pace
 from samepath.engine.step.step import Stepper
+from samepath.faults import fault_point
 
 WHOLE_EVERY = 16
 """Steps. More would be hardly cheaper, and take more memory: that of so many gradients."""
@@ -46,14 +47,14 @@ class Change:
 
     step: int
     pace: Pace
-    weights: dict[Share, int]
+    weights: dict[Portion, int]
     """Checksums of what was updated."""
-    copied: list[Copied]
+    entries: list[RingEntry]
 
     def tensors(self) -> dict[str, Tensor]:
         """The gradient as the optimizer got it, and the model's buffers: read only now, because
         all changes together are larger than the state."""
-        return copies.join(self.copied)
+        return ring.join_entries(self.entries)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Trail:
     changes: list[Change]
     progress: dict[str, Any]
     """After the last of them."""
-    weights: dict[Share, int]
+    weights: dict[Portion, int]
     """Checksums of the weights after the last of them, of those workers that noted it."""
 
 
@@ -76,12 +77,12 @@ def gradient_and_buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def weights_of(model: nn.Module, share: Share) -> Checksum:
-    return Checksum(dict(model.named_parameters()), share)
+def weights_checksum(model: nn.Module, portion: Portion) -> Checksum:
+    return Checksum(dict(model.named_parameters()), portion)
 
 
-class LastStep:
-    """Where a worker keeps its share of the last step."""
+class StepMemory:
+    """Where a worker keeps its portion of the last step."""
 
     def __init__(
         self,
@@ -95,10 +96,10 @@ class LastStep:
         self._run_id = run_id
         self._folder = folder
         self._tell = tell
-        self._share = Share(part, parts)
-        self._whole: Copies | None = None
-        self._changes: Copies | None = None
-        self._notes: Copies | None = None
+        self._portion = Portion(part, parts)
+        self._whole: Ring | None = None
+        self._changes: Ring | None = None
+        self._notes: Ring | None = None
         self._copied = self._has_change = False
         self._takes_changes = True
         self._step = -1
@@ -110,18 +111,18 @@ class LastStep:
 
     @contextmanager
     def around_update(self, trainer: Stepper, pace: Pace) -> Iterator[None]:
-        """Every parameter has its gradient, and nobody has used it (some optimizers write into
-        it)."""
+        """Keep the gradient: every parameter has its own, and no optimizer has used it yet (some
+        write into it)."""
         self._copied = self._copy_change(trainer, pace)
-        everybody = trainer.collective.gather_begin(np.array([self._copied], np.uint8))
+        gathered = trainer.collective.gather_begin(np.array([self._copied], np.uint8))
         yield
-        self._has_change = all(record[0] for record in everybody())
+        self._has_change = all(record[0] for record in gathered())
 
     def _copy_change(self, trainer: Stepper, pace: Pace) -> bool:
         if self._whole is None or not self._takes_changes:
             return False
         tensors = gradient_and_buffers(trainer.model)
-        if self._changes is None or self._changes.layout != copies.layout_of(tensors):
+        if self._changes is None or self._changes.layout != ring.layout_of(tensors):
             if self._since_whole or _of_the_dead(self._run_id):
                 return False  # what is there is needed until all of the state is kept again
             self._take_changes(trainer.model, tensors)
@@ -146,11 +147,12 @@ class LastStep:
         else:
             if self._copied and self._changes is not None:
                 self._changes.take_back()  # it does not lead to all of this step
-            # Nobody notes the step before all have done so, and worker 0 has written its files
+            # No worker notes the step before all have done so, and worker 0 has written its files
             trainer.collective.agree(True)
             self.write(self._step, state_of(trainer), progress, is_one_update=False)
-            trainer.collective.agree(True)  # nobody goes on before all have their share
+            trainer.collective.agree(True)  # no worker goes on before all have their portion
         self._copied = self._has_change = False
+        fault_point("kept")
 
     def write(
         self,
@@ -161,9 +163,10 @@ class LastStep:
         is_one_update: bool = True,
         weights: int | None = None,
     ) -> None:
-        """A step's progress, and its state where that is due; else a checksum of its weights."""
+        """Write a step's progress, and its state where due; else a checksum of its weights."""
         if not self._works:
             return
+        fault_point("before writing")
         note = {"kind": "note", "progress": progress, "is_one_update": is_one_update}
         if weights is not None:
             note["weights"] = weights
@@ -180,10 +183,11 @@ class LastStep:
                 "goes on from its newest checkpoint"
             )
         self._remove_retired()
+        fault_point("written")
 
     def _write_step(self, step: int, state: State | None, note: dict[str, Any]) -> None:
         if state is not None:
-            content = {"structure": state.structure} | note if self._share.part == 0 else {}
+            content = {"structure": state.structure} | note if self._portion.part == 0 else {}
             content |= {"kind": "whole"}
             self._whole = self._write(self._whole, state.tensors, step, content, places=2)
             self._whole_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
@@ -192,24 +196,25 @@ class LastStep:
 
     def _write(
         self,
-        to: Copies | None,
+        to: Ring | None,
         tensors: Mapping[str, Tensor],
         step: int,
         content: dict[str, Any],
         *,
         places: int,
-    ) -> Copies:
-        """To there, or to a new place where that is of another shape or too small."""
-        if to is not None and to.layout == copies.layout_of(tensors):
+    ) -> Ring:
+        """Write to a ring, or to a new one where that is of another shape or too small."""
+        if to is not None and to.layout == ring.layout_of(tensors):
             to.copy(tensors)
             if to.complete(step, content):
+                fault_point("partly written")
                 return to
         self._retire(to)
         made = self._make(tensors, places, content)
         return self._write(made, tensors, step, content, places=places)
 
     def _take_changes(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Make room for them, if they are of any use here."""
+        """Make room for changes, if they are of any use here."""
         self._retire(self._changes)
         self._changes = None
         named = {*dict(model.named_parameters(remove_duplicate=False))}
@@ -230,31 +235,31 @@ class LastStep:
     def _watch(self, model: nn.Module) -> None:
         self._parameters = [*model.parameters()]
         self._at = [parameter.data_ptr() for parameter in self._parameters]
-        self._weights = weights_of(model, self._share)
+        self._weights = weights_checksum(model, self._portion)
 
     def _checksum(self, model: nn.Module) -> int:
-        """Of this worker's share of the weights as they are."""
+        """Checksum of this worker's portion of the weights as they are."""
         if self._at != [parameter.data_ptr() for parameter in self._parameters]:
-            self._watch(model)  # somebody has given them other memory
+            self._watch(model)  # they have been given other memory
         return self._weights()
 
-    def _make(self, tensors: Mapping[str, Tensor], places: int, content: dict[str, Any]) -> Copies:
-        return Copies(
+    def _make(self, tensors: Mapping[str, Tensor], places: int, content: dict[str, Any]) -> Ring:
+        return Ring(
             self._run_id,
             self._folder,
             tensors,
-            self._share,
+            self._portion,
             places=places,
             text=len(json.dumps(content)),
         )
 
-    def _retire(self, those: Copies | None) -> None:
+    def _retire(self, those: Ring | None) -> None:
         if those is not None:
             self._retired.append((those.file, self._num_written))
 
     def _remove_retired(self) -> None:
-        """And what those have left who were killed. Not with the first step in a new file: the
-        others' shares of it need not be there yet. With the second all of them are."""
+        """Remove replaced files, and those of killed workers, with the second step in a new file:
+        with the first the portions of other workers need not be there yet."""
         self._num_written += 1
         if self._num_written == 2:
             _remove(_of_the_dead(self._run_id))
@@ -262,7 +267,7 @@ class LastStep:
         self._retired = [r for r in self._retired if self._num_written < r[1] + 2]
 
     def close(self) -> None:
-        """All of it is on disk."""
+        """Remove this worker's files: all of the run is on disk."""
         for those in (self._whole, self._changes, self._notes):
             if those is not None:
                 those.file.unlink(missing_ok=True)
@@ -273,17 +278,17 @@ def newest(
 ) -> Trail | None:
     """What leads to the newest complete step of a run that this machine has, of those whose
     progress `counts`."""
-    shares: dict[tuple[str, int, int], dict[Share, Copied]] = {}
-    complete: dict[str, dict[int, list[Copied]]] = {"whole": {}, "change": {}, "note": {}}
+    portions: dict[tuple[str, int, int], dict[Portion, RingEntry]] = {}
+    complete: dict[str, dict[int, list[RingEntry]]] = {"whole": {}, "change": {}, "note": {}}
     more_than_updates: set[int] = set()
-    for copied in copies.read(run_id):
-        kind, parts = copied.content["kind"], copied.share.parts
-        if not copied.content.get("is_one_update", True):
-            more_than_updates.add(copied.step)
-        those = shares.setdefault((kind, copied.step, parts), {})
-        those[copied.share] = copied
-        if len(those) == parts or kind == "note":  # which is the same whoever wrote it
-            complete[kind][copied.step] = sorted(those.values(), key=lambda c: c.share.part)
+    for entry in ring.read(run_id):
+        kind, parts = entry.content["kind"], entry.portion.parts
+        if not entry.content.get("is_one_update", True):
+            more_than_updates.add(entry.step)
+        those = portions.setdefault((kind, entry.step, parts), {})
+        those[entry.portion] = entry
+        if len(those) == parts or kind == "note":  # which is the same on every worker
+            complete[kind][entry.step] = sorted(those.values(), key=lambda e: e.portion.part)
     wholes, changes, notes = complete.values()
     for step in more_than_updates:
         changes.pop(step, None)  # left by workers that died before they could take it back
@@ -297,15 +302,15 @@ def newest(
     if not ways:
         return None
     end, start = max(ways)
-    state = State(copies.join(wholes[start]), wholes[start][0].content["structure"])
+    state = State(ring.join_entries(wholes[start]), wholes[start][0].content["structure"])
     return Trail(
         SavedStep(start, state, progress[start]),
         [_change(changes[step]) for step in range(start + 1, end + 1)],
         progress[end],
         {
-            copied.share: copied.content["weights"]
-            for copied in notes.get(end, [])
-            if "weights" in copied.content
+            entry.portion: entry.content["weights"]
+            for entry in notes.get(end, [])
+            if "weights" in entry.content
         },
     )
 
@@ -316,17 +321,17 @@ def _reached(step: int, changes: Container[int]) -> Iterator[int]:
         yield step
 
 
-def _change(those: list[Copied]) -> Change:
+def _change(those: list[RingEntry]) -> Change:
     return Change(
         those[0].step,
         Pace(**those[0].content["pace"]),
-        {copied.share: copied.content["weights"] for copied in those},
+        {entry.portion: entry.content["weights"] for entry in those},
         those,
     )
 
 
 def forget(run_id: str) -> None:
-    """The run has finished, or left this machine."""
+    """Remove the step memory of a run that has finished, or left this machine."""
     _remove(_of_the_dead(run_id))
 
 
@@ -336,14 +341,14 @@ def forget_strangers(is_wanted: Callable[[str, Path], bool]) -> None:
 
 
 def strangers(is_wanted: Callable[[str, Path], bool]) -> list[Path]:
-    """The files of such runs."""
+    """The files of runs that are not wanted."""
     runs: dict[str, list[Path]] = {}
     for file in _of_the_dead("*"):
         runs.setdefault(file.name.split(".")[0], []).append(file)
     found: list[Path] = []
     for files in runs.values():
         # the small ones first: of a large one every byte is read before it is believed
-        known = (copies.run_of(file) for file in sorted(files, key=_size))
+        known = (ring.run_of(file) for file in sorted(files, key=_size))
         run = next((run for run in known if run is not None), None)
         if run is None or not is_wanted(*run):
             found += files
@@ -362,4 +367,4 @@ def _remove(files: list[Path]) -> None:
 
 
 def _of_the_dead(run_id: str) -> list[Path]:
-    return [file for file in copies.files(run_id) if not copies.lives(file)]
+    return [file for file in ring.files(run_id) if not ring.writer_lives(file)]

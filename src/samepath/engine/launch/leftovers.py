@@ -1,4 +1,4 @@
-"""What processes that were killed have left on this machine, and nobody needs.
+"""What killed processes have left on this machine, and no run needs.
 
 In: nothing. Out: what there is, and why it can go. Guaranteed: what belongs to a process that lives
 stays, and so does the last step of a run that can still go on from it: its folder is there, it has
@@ -22,23 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.elastic import ring as copies
-from samepath.engine.elastic import step_memory as last_step
-from samepath.engine.launch import owners
+from samepath import owners
+from samepath.engine.elastic import ring, step_memory
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError
 from samepath.files import is_locked, read_whole
 
 OWNER = "samepath-owner"
-"""In a folder that somebody else gives its name: whose it is."""
+"""In a folder that Python names: the process it belongs to."""
 _FOLDER = re.compile(rf"samepath-({owners.MARK})-")
 _SEMAPHORE = re.compile(rf"sem\.samepath-({owners.MARK})-")
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that belongs to nobody alive."""
+    """Something that belongs to no living process."""
 
     path: Path
     what: str
@@ -46,17 +45,16 @@ class Leftover:
 
 
 def find() -> list[Leftover]:
-    """All that can go."""
-    steps = [
-        Leftover(file, "last step of a run", _size(file)) for file in last_step.strangers(is_wanted)
-    ]
-    return [*steps, *_semaphores(), *_folders()]
+    """List all that can go."""
+    steps = step_memory.strangers(is_wanted)
+    kept = [Leftover(file, "last step of a run", _size(file)) for file in steps]
+    return [*kept, *_semaphores(), *_folders()]
 
 
 def remove(found: list[Leftover]) -> list[Leftover]:
-    """Remove it; what is still there."""
+    """Remove leftovers; which are still there."""
     for each in found:
-        with suppress(OSError):  # somebody else is at it, or may and we may not
+        with suppress(OSError):  # another process is at it, or may and we may not
             if each.path.is_dir():
                 shutil.rmtree(each.path)
             else:
@@ -65,14 +63,14 @@ def remove(found: list[Leftover]) -> list[Leftover]:
 
 
 def clear_before(run_id: str | None) -> None:
-    """A run begins: remove what can go, but nothing of that run (whose folder may have been moved
-    since)."""
-    last_step.forget_strangers(lambda run, path: run == run_id or is_wanted(run, path))
+    """Remove what can go before a run begins, but nothing of that run (whose folder may have been
+    moved since)."""
+    step_memory.forget_strangers(lambda run, path: run == run_id or is_wanted(run, path))
     remove([*_semaphores(), *_folders()])
 
 
 def is_wanted(run_id: str, folder: Path) -> bool:
-    """A run that can still go on from what is in memory."""
+    """Whether a run can still go on from what is in memory."""
     run = RunFolder(folder)
     try:
         if not run.holds_run or run.run_id() != run_id or run.read()["status"] in ENDED:
@@ -81,7 +79,7 @@ def is_wanted(run_id: str, folder: Path) -> bool:
         return (
             is_locked(folder)
             or not saved
-            or step_of(saved[-1]) < max(map(copies.newest_step, copies.files(run_id)), default=0)
+            or step_of(saved[-1]) < max(map(ring.newest_step, ring.files(run_id)), default=0)
         )
     except (OSError, UserError):
         return True  # it cannot be read now, and may be there
@@ -114,7 +112,7 @@ def mark_socket_folder() -> None:
 
 
 def _semaphores() -> Iterator[Leftover]:
-    for file in copies.MEMORY.glob("sem.samepath-*"):
+    for file in ring.MEMORY.glob("sem.samepath-*"):
         found = _SEMAPHORE.match(file.name)
         if found is not None and _is_ours(file, stat.S_ISREG) and not owners.lives(found[1]):
             yield Leftover(file, "semaphore", _size(file))

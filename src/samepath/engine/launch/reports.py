@@ -1,6 +1,7 @@
-"""What became of a worker, in its own words or in those of whoever found it.
+"""How a worker ended, in its own words or in those of the launcher that found it dead.
 
-In: an exception, an exit code, silence. Out: a Report, by file from the worker to its launcher.
+In: an exception, an exit code, silence. Out: a WorkerReport, which a worker leaves to its launcher
+in a file.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ class Interrupted(SamepathError):
 
 
 class Regroup(SamepathError):
-    """Everybody stopped after a step because somebody leaves; those who stay begin again."""
+    """All workers stopped after a step because one leaves; the others begin again."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class WorkerReport:
     """How one worker ended."""
 
     worker: int
     message: str
     time: float
-    """Of the machine's monotonic clock."""
+    """On the machine's monotonic clock."""
     raised: bool = False
-    """By an exception, whose traceback there is."""
+    """It ended by an exception, whose traceback there is."""
     traceback: str = ""
     user: bool = False
-    """It is something the person can change."""
+    """The cause is something the user can change."""
     ours: bool = False
     """Its message says it all."""
     not_saved: bool = False
@@ -61,11 +62,12 @@ class Report:
     signal: int | None = None
     """It stopped because it was asked to."""
     secondary: bool = False
-    """It lost somebody else, who is the cause."""
+    """It lost another worker, which is the cause."""
     regroup: bool = False
+    """It stopped because another worker leaves."""
 
     @classmethod
-    def of_error(cls, worker: int, error: BaseException) -> Report:
+    def of_error(cls, worker: int, error: BaseException) -> WorkerReport:
         return cls(
             worker=worker,
             message=str(error),
@@ -82,14 +84,14 @@ class Report:
         )
 
     @classmethod
-    def of_exit(cls, worker: int, code: int, process: int) -> Report:
+    def of_exit(cls, worker: int, code: int, process: int) -> WorkerReport:
         how = f"ended with exit code {code}"
         if code < 0:
             how = f"was ended by {_name(-code)} (process {process})"
         return cls(worker=worker, message=f"worker {worker} {how}", time=time.monotonic())
 
     @classmethod
-    def of_frozen(cls, worker: int, seconds: float) -> Report:
+    def of_frozen(cls, worker: int, seconds: float) -> WorkerReport:
         return cls(
             worker=worker,
             message=f"worker {worker} has given no sign of life for {seconds:.0f} s",
@@ -100,7 +102,7 @@ class Report:
         (folder / f"worker-{self.worker}.json").write_text(json.dumps(asdict(self)))
 
     def words(self) -> str:
-        """In one line."""
+        """Say in one line how the worker ended."""
         if not self.raised or self.secondary:
             return self.message
         if self.signal:
@@ -111,7 +113,7 @@ class Report:
         return f"worker {self.worker} raised {last}"
 
     def error(self) -> SamepathError:
-        """As the launcher raises it."""
+        """The error that the launcher raises."""
         if self.signal:
             return Interrupted(self.signal)
         if self.user:
@@ -122,19 +124,19 @@ class Report:
 
 
 def _name(number: int) -> str:
-    """Of a signal; real-time ones have none."""
+    """Name of a signal; real-time ones have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def read_reports(folder: Path) -> dict[int, Report]:
-    """By worker; one that was killed while it wrote has none."""
+def read_reports(folder: Path) -> dict[int, WorkerReport]:
+    """Reports by worker; one that was killed while it wrote has none."""
     found = {}
     for path in folder.glob("worker-*.json"):
         try:
-            report = Report(**json.loads(path.read_text()))
+            report = WorkerReport(**json.loads(path.read_text()))
         except (ValueError, TypeError):
             continue
         found[report.worker] = report

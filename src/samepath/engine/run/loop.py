@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from samepath.data import Source, seed_everything
-from samepath.engine.elastic import heartbeat as pulse
+from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.recover import recover
-from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.run.measure import measure
 from samepath.engine.run.optimizers import replaced, with_decay, with_rate
 from samepath.engine.run.options import Options
@@ -32,6 +32,7 @@ from samepath.engine.state.state import state_of
 from samepath.engine.state.weights import BEST, epochs_of, kept_weights
 from samepath.engine.step.settings import StepResult
 from samepath.errors import CheckpointDamaged, Diverged, NotSaved
+from samepath.faults import fault_point
 from samepath.keys import key
 from samepath.recipe import Recipe
 
@@ -98,7 +99,7 @@ class Run:
         after_step: Callable[[Trainer], None] | None = None,
         checkpoint_steps: int | None = None,
         events: bool = False,
-        memory: LastStep | None = None,
+        memory: StepMemory | None = None,
         elastic: bool = False,
         others_go_on: bool = False,
         compare_workers: bool = True,
@@ -139,6 +140,7 @@ class Run:
     def resume(self) -> bool:
         """Continue from the newest complete step there is, in memory or in the folder."""
         assert self.folder is not None
+        fault_point("joined")
         found = recover(
             self.trainer,
             self.folder.run_id(),
@@ -147,6 +149,7 @@ class Run:
             num_lines=self.folder.num_lines,
             is_on_disk=self._is_on_disk,
         )
+        fault_point("recovered")
         if found is None:
             return False  # stopped before there was any
         self._saved_step = found.step if found.from_disk else -1
@@ -269,6 +272,7 @@ class Run:
                 progress.history,
             )
             began = time.perf_counter()
+            fault_point("step", step=share.batch.step)
             results = trainer.advance(share, pace, stop=self.stop_asked() != 0)
             self._step_seconds.append(time.perf_counter() - began)
             self._all_seconds += self._step_seconds[-1]
@@ -295,7 +299,7 @@ class Run:
             self.trainer.settle()  # on all workers, or on none
         if self.memory is not None:
             self.memory.keep(self.trainer, vars(self.progress), is_one_update=is_one_update)
-        pulse.completed(self.trainer.step_number)
+        heartbeat.completed(self.trainer.step_number)
 
     def _note(self, result: StepResult) -> None:
         """Log an update, and show it."""

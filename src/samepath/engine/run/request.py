@@ -16,8 +16,7 @@ import torch
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.checks.fingerprints import refuse_others
 from samepath.engine.checks.hardware import refuse_other_hardware
-from samepath.engine.elastic.rendezvous import Crew
-from samepath.engine.launch.machines import MEETING, Machine, somebody_answers
+from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerRange, leader_answers
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import (
     Asked,
@@ -47,10 +46,10 @@ class Request:
     """Data for a recipe that takes some."""
     keep: str | None = None
     """A keep-list: the examples to train on."""
-    num_workers: int | Literal["auto"] | Crew = "auto"
-    """A Crew (a range): the run goes on with whoever is left, and takes in whoever comes."""
-    machine: Machine | None = None
-    """What this machine brings to a run of a Crew; all its GPUs or cores when not given."""
+    num_workers: int | Literal["auto"] | WorkerRange = "auto"
+    """A range: the run goes on with the workers that are left, and takes in those that come."""
+    machine: MachineOffer | None = None
+    """What this machine brings to a run of a range; all its GPUs or cores when not given."""
     timeout_seconds: float = TIMEOUT_SECONDS
     """A worker that does not answer for so long counts as lost."""
     asked: Asked = field(default_factory=Asked)
@@ -106,12 +105,12 @@ def _uses_server(request: Request) -> bool:
 
 
 def given_workers(request: Request, num_processes: int) -> Request:
-    """With as many workers as a launcher has started. It starts a Crew's anew when they fail; where
-    the folder holds the run by then, that goes on."""
-    num_workers, crew = num_processes, request.num_workers
-    if isinstance(crew, Crew):
-        if not crew.least <= num_workers <= crew.most:
-            raise UserError(f"-n {crew}, but the launcher started {num_workers} workers")
+    """Take as many workers as a launcher has started. torchrun starts a range's anew when they
+    fail: where the folder holds the run by then, that goes on."""
+    num_workers, asked = num_processes, request.num_workers
+    if isinstance(asked, WorkerRange):
+        if not asked.least <= num_workers <= asked.most:
+            raise UserError(f"-n {asked}, but the launcher started {num_workers} workers")
         if request.out is None:
             raise UserError("a range of workers under torchrun needs the run's folder; add --out")
         under_way = RunFolder(request.out).holds_run
@@ -150,7 +149,7 @@ def prepare(
         moved = refuse_other_hardware(
             earlier["starts"][-1]["versions"], allowed=request.other_hardware
         )
-        if writes and somebody_answers(folder):
+        if writes and leader_answers(folder):
             raise UserError(
                 f"the run in {folder.path} is being trained by another process; wait for it, or "
                 "stop it"
@@ -165,11 +164,11 @@ def prepare(
     most = options.plan.num_grains if options.exact else options.batch_size
     asked = request.num_workers
     available = available_workers()
-    if isinstance(asked, Crew):
-        _refuse_crew(request, options)
+    if isinstance(asked, WorkerRange):
+        _refuse_range(request, options)
         if asked.least > most:
             raise too_many_workers(asked.least, options.batch_size, options.grain_size)
-        asked = Crew(least=asked.least, most=min(asked.most, most))
+        asked = WorkerRange(least=asked.least, most=min(asked.most, most))
         request = replace(request, elastic=True)
         workers = asked.most
     else:
@@ -190,14 +189,14 @@ def prepare(
         for_others = _for_others(request, asked) | ({"other_hardware": True} if moved else {})
         code = code_of(found, options.strategy)
         folder.write(asdict(options), list(request.command), earlier, workers, code, **for_others)
-        (folder.path / MEETING).unlink(missing_ok=True)  # of a leader that was killed
-    number = asked if isinstance(asked, Crew) else workers
+        (folder.path / ENDPOINT_FILE).unlink(missing_ok=True)  # of a leader that was killed
+    number = asked if isinstance(asked, WorkerRange) else workers
     return replace(request, num_workers=number), options, folder
 
 
-def _for_others(request: Request, asked: int | str | Crew) -> dict[str, Any]:
+def _for_others(request: Request, asked: int | str | WorkerRange) -> dict[str, Any]:
     """What those who join must know."""
-    if not isinstance(asked, Crew):
+    if not isinstance(asked, WorkerRange):
         return {}
     return {
         "crew": (asked.least, asked.most),
@@ -206,7 +205,7 @@ def _for_others(request: Request, asked: int | str | Crew) -> dict[str, Any]:
     }
 
 
-def _refuse_crew(request: Request, options: Options) -> None:
+def _refuse_range(request: Request, options: Options) -> None:
     if options.server:
         raise UserError(
             f"-n {request.num_workers}: asynchronous updates go through one server and have no "

@@ -18,12 +18,10 @@ from samepath.console import Patience, say
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.checks.hardware import refuse_other_hardware
 from samepath.engine.comm.environment import Place, read_place
-from samepath.engine.elastic.rendezvous import Crew
+from samepath.engine.elastic.machine import MachineOffer, WorkerRange, address_towards, is_led
 from samepath.engine.elastic.step_memory import forget
-from samepath.engine.launch.agent import Elastic
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.leftovers import clear_before
-from samepath.engine.launch.machines import Machine, address_towards, is_led, take_part
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
@@ -46,7 +44,7 @@ LATE_SECONDS = 60.0
 
 
 class NotUnderWay(UserError):
-    """A run that nobody can join."""
+    """A run that cannot be joined: no machine trains it now."""
 
 
 def train(request: Request) -> tuple[RunResult, Path]:
@@ -69,13 +67,16 @@ def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
     found = found if request.instead is None else request.instead(found)
     request = replace(request, source=found.source)
     place = read_place(os.environ)
-    crew = isinstance(request.num_workers, Crew)
-    if crew and place.launcher in ("mpirun", "srun"):  # which started a launcher on every machine
+    is_range = isinstance(request.num_workers, WorkerRange)
+    if is_range and place.launcher in (
+        "mpirun",
+        "srun",
+    ):  # a launcher on every machine
         return _train_with_others(request, place, found)
     if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
         request = given_workers(request, place.num_workers)
-    elif crew:
-        return _lead(request, request.machine or Machine(workers=available_workers()), found)
+    elif is_range:
+        return _lead(request, request.machine or MachineOffer(workers=available_workers()), found)
     request, options, folder = prepare(request, found, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
         if place.worker == 0:
@@ -137,7 +138,7 @@ def _read_result(folder: RunFolder) -> RunResult:
 # ---- a range of workers
 
 
-def _lead(request: Request, machine: Machine, found: FoundRecipe) -> tuple[RunResult, Path]:
+def _lead(request: Request, machine: MachineOffer, found: FoundRecipe) -> tuple[RunResult, Path]:
     """Begin or continue a run that others may join."""
     request, options, folder = prepare(request, found, writes=True)
     with _status_of(folder):
@@ -146,7 +147,7 @@ def _lead(request: Request, machine: Machine, found: FoundRecipe) -> tuple[RunRe
 
 def join(
     path: Path,
-    machine: Machine,
+    machine: MachineOffer,
     *,
     display: Callable[[Options, int], Display] | None = None,
     other_hardware: bool = False,
@@ -157,8 +158,8 @@ def join(
     start_ = content["starts"][-1]
     if not start_.get("crew"):
         raise UserError(
-            f"the run in {path} has a fixed number of workers; one that takes in others is started "
-            "with a range, such as -n 1:8"
+            f"the run in {path} cannot be joined: it has a fixed number of workers (start it with "
+            "-n MIN:MAX, such as -n 1:8)"
         )
     if content["status"] != "running" and folder.try_lock():  # else they only regroup
         folder.unlock()
@@ -169,7 +170,7 @@ def join(
     least, most = start_["crew"]
     request = Request(
         recipe=found.name,
-        num_workers=Crew(least=least, most=most),
+        num_workers=WorkerRange(least=least, most=most),
         out=path,
         resume=True,
         checkpoint_steps=start_.get("checkpoint_steps"),
@@ -206,7 +207,7 @@ def _train_with_others(
         raise UserError(
             "a range of workers on several machines needs a folder that all of them see; add --out"
         )
-    machine = request.machine or Machine(workers=available_workers())
+    machine = request.machine or MachineOffer(workers=available_workers())
     machine = replace(machine, expected=place.num_workers)
     if not place.one_machine and machine.interface is None:
         machine = replace(machine, address=address_towards(place.address))
@@ -230,19 +231,21 @@ def _train_with_others(
 
 
 def _take_part(
-    request: Request, options: Options, folder: RunFolder, machine: Machine
+    request: Request, options: Options, folder: RunFolder, machine: MachineOffer
 ) -> RunResult:
-    crew = request.num_workers
-    assert isinstance(crew, Crew)
+    from samepath.engine.launch.elastic import FaultTolerance, take_part  # not for a fixed number
+
+    worker_range = request.num_workers
+    assert isinstance(worker_range, WorkerRange)
     return _result(
         folder,
         lambda: take_part(
             folder,
             launched,
             (request, options, folder.path),
-            crew,
+            worker_range,
             machine,
-            Elastic(
+            FaultTolerance(
                 timeout_seconds=request.timeout_seconds,
                 tell=say,
                 is_over=lambda: _is_over(folder),

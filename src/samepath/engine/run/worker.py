@@ -14,16 +14,17 @@ from types import FrameType
 
 from samepath.console import drop_closed_outputs, not_ignored, say
 from samepath.engine.comm.environment import read_place
-from samepath.engine.elastic.step_memory import LastStep
+from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.launch.reports import Interrupted, Regroup
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.request import Request
 from samepath.engine.run.session import start
 from samepath.engine.server.server import ServerSession
-from samepath.engine.server.worker import work as work_for_server
+from samepath.engine.server.worker import work_for_server
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
+from samepath.faults import fault_point
 from samepath.recipe import FoundRecipe
 
 
@@ -72,6 +73,7 @@ def work(
             run.resume()
         tell = None if request.watch is None else request.watch(run)
         result = run.go()
+        fault_point("result")
         if tell is not None:
             tell(result)
         if request.elastic and result.status != "interrupted":
@@ -83,18 +85,19 @@ def work(
         return result
 
 
-def _memory(folder: RunFolder) -> LastStep | None:
+def _memory(folder: RunFolder) -> StepMemory | None:
     """Where this worker keeps its part of the last step."""
     run_id, place = folder.run_id(), read_place(os.environ)
     if run_id is None:
         return None
-    return LastStep(run_id, folder.path, say, part=place.here, parts=place.num_here)
+    return StepMemory(run_id, folder.path, say, part=place.here, parts=place.num_here)
 
 
 def launched(request: Request, options: Options, path: Path) -> None:
     """A worker's life under our launcher. One that was stopped must not return: torch's agent has
     passed the signal on and listens no more, and a worker that returns waits for it to."""
     result = work(request, options, path)
+    fault_point("end")
     if result.status == "interrupted":
         if request.elastic and result.signal is None:
             raise Regroup("somebody leaves")

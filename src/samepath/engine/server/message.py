@@ -21,7 +21,7 @@ NOTHING = torch.empty(0, dtype=torch.uint8)
 """A message that only says: I am here."""
 
 
-def write(
+def pack(
     facts: dict[str, Any], tensors: Sequence[Tensor | None] = (), like: Sequence[Tensor] = ()
 ) -> Tensor:
     """A message. Of a tensor that is None only the place is there; `like` says how large it is."""
@@ -36,13 +36,13 @@ def write(
     return message
 
 
-def read_facts(message: Tensor) -> dict[str, Any]:
+def unpack_facts(message: Tensor) -> dict[str, Any]:
     start = int(message[:8].view(torch.int64))
     facts: dict[str, Any] = json.loads(message[start:].numpy().tobytes())
     return facts
 
 
-def read_tensors(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def unpack_tensors(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """The tensors of a message: its own memory, not copies."""
     return [
         _view(message, place, model)

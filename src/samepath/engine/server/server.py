@@ -30,8 +30,8 @@ from samepath.engine.run.evaluation import evaluate
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.server.message import NOTHING, read_facts, read_tensors, write
-from samepath.engine.server.worker import join
+from samepath.engine.server.message import NOTHING, pack, unpack_facts, unpack_tensors
+from samepath.engine.server.worker import open_mailbox
 from samepath.engine.state.progress import RunResult
 from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
@@ -49,28 +49,28 @@ LAST_WORDS_SECONDS = 10.0
 """How long a gradient that is under way is waited for when the run has failed."""
 
 
-class Office:
-    """The workers, seen from the server. A thread per worker does all the talking with it, so that
-    nobody waits for a slow one, and one that dies is noticed at once."""
+class WorkerPool:
+    """The workers, as the server sees them. The server has a thread for each worker, which sends
+    and receives its messages, so that a slow worker delays no other and a dead one is noticed."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._alive = min(ALIVE_SECONDS, mailbox.timeout_seconds / 4)
         self._arrivals: Queue[tuple[int, Tensor | Exception]] = Queue()
         self._orders: dict[int, Queue[Tensor | None]] = {}
-        self._desks: list[Thread] = []
+        self._threads: list[Thread] = []
         self.idle = deque(range(1, mailbox.num_workers))
         """Workers without work, in the order they came back."""
         for worker in self.idle:
             self._orders[worker] = Queue()
-            self._desks.append(Thread(target=self._desk, args=(worker,), daemon=True))
-            self._desks[-1].start()
+            self._threads.append(Thread(target=self._exchange, args=(worker,), daemon=True))
+            self._threads[-1].start()
 
     @property
     def num_workers(self) -> int:
-        return len(self._desks)
+        return len(self._threads)
 
-    def _desk(self, worker: int) -> None:
+    def _exchange(self, worker: int) -> None:
         orders = self._orders[worker]
         try:
             while True:
@@ -87,38 +87,38 @@ class Office:
             self._arrivals.put((worker, error))
 
     def order(self, message: Tensor) -> int:
-        """Give the message to an idle worker; which one."""
+        """Send a message to an idle worker; which one."""
         worker = self.idle.popleft()
         self._orders[worker].put(message)
         return worker
 
     @property
-    def somebody_is_back(self) -> bool:
+    def has_answer(self) -> bool:
         return not self._arrivals.empty()
 
     def receive(self) -> tuple[int, Tensor]:
-        """Wait for an answer (each has the mailbox's limit); who is idle now, and what it says."""
+        """Wait for an answer (each has the mailbox's limit): from which worker, and the message."""
         worker, answer = self._arrivals.get()
         if isinstance(answer, Exception):
             raise answer
         self.idle.append(worker)
         return worker, answer
 
-    def dismiss(self, message: Tensor) -> None:
-        """Send all workers home."""
+    def send_last(self, message: Tensor) -> None:
+        """Send every worker its last message, and end the threads."""
         for orders in self._orders.values():
             orders.put(message)
             orders.put(None)
-        for desk in self._desks:
-            desk.join()
+        for thread in self._threads:
+            thread.join()
 
     def close(self) -> None:
-        """Leave. A thread that waits for a message when Python ends takes the process down with an
-        abort, so those that still wait for a gradient get a while."""
+        """Close the mailbox. A thread that waits for a message when Python ends takes the process
+        down with an abort, so those that still wait for a gradient get a while."""
         for orders in self._orders.values():
             orders.put(None)
-        for desk in self._desks:
-            desk.join(LAST_WORDS_SECONDS)
+        for thread in self._threads:
+            thread.join(LAST_WORDS_SECONDS)
         self._mailbox.close()
 
 
@@ -135,7 +135,7 @@ class ServerTrainer(Trainer):
 
     def __init__(
         self,
-        office: Office,
+        pool: WorkerPool,
         bound: int | None,
         device: torch.device,
         model: nn.Module,
@@ -145,7 +145,7 @@ class ServerTrainer(Trainer):
         schedule: torch.optim.lr_scheduler.LRScheduler | None,
     ) -> None:
         super().__init__(Alone(device), model, optimizer, loss, settings, schedule)
-        self._office = office
+        self._pool = pool
         self._bound = bound
         self._computing: dict[int, Outstanding] = {}
 
@@ -153,7 +153,7 @@ class ServerTrainer(Trainer):
         """Hand out a batch; then apply what comes until another may be handed out. With one worker
         or a bound of 0 that is when this batch has been applied."""
         results: list[StepResult] = []
-        while self._office.somebody_is_back:
+        while self._pool.has_answer:
             self._take_in()
         self._apply_ready(pace, results)
         assert self._may_hand_out()
@@ -175,14 +175,14 @@ class ServerTrainer(Trainer):
         return evaluate(self, self.source(data))
 
     def _may_hand_out(self) -> bool:
-        return bool(self._office.idle) and may_hand_out(self._behind(), self._bound)
+        return bool(self._pool.idle) and may_hand_out(self._behind(), self._bound)
 
     def _behind(self) -> list[int]:
         return [pending.behind for pending in self.pending]
 
     def _hand_out(self, batch: Batch) -> None:
         state = [*self.model.parameters(), *self.model.buffers()]
-        worker = self._office.order(write({"step": batch.step}, state, state))
+        worker = self._pool.order(pack({"step": batch.step}, state, state))
         handed_out = Outstanding(
             step=batch.step,
             epoch=batch.epoch,
@@ -195,9 +195,9 @@ class ServerTrainer(Trainer):
 
     def _take_in(self) -> None:
         """Wait for a gradient."""
-        worker, answer = self._office.receive()
+        worker, answer = self._pool.receive()
         arrived = self._computing.pop(worker)
-        facts = read_facts(answer)
+        facts = unpack_facts(answer)
         used = facts["used"]
         arrived.facts = StepFacts(
             loss=facts["loss"],
@@ -209,7 +209,7 @@ class ServerTrainer(Trainer):
         )
         arrived.weight = facts["weight"]
         device = self.collective.device
-        tensors = read_tensors(answer, [*self.model.parameters(), *self.model.buffers()])
+        tensors = unpack_tensors(answer, [*self.model.parameters(), *self.model.buffers()])
         arrived.totals = [
             gradient.to(device) if use else None
             for gradient, use in zip(tensors, used, strict=False)
@@ -258,16 +258,16 @@ class ServerSession(Session):
     """The server's place in the run."""
 
     def __init__(self, options: Options, timeout_seconds: float) -> None:
-        mailbox, device = join(options, timeout_seconds)
+        mailbox, device = open_mailbox(options, timeout_seconds)
         super().__init__(Alone(device, timeout_seconds), seed=options.seed)
         rule = find_strategy(options.strategy).function
         assert isinstance(rule, Asynchronous)
         self._bound = rule.bound
-        self._office = Office(mailbox)
+        self._pool = WorkerPool(mailbox)
 
     @property
     def num_workers(self) -> int:
-        return self._office.num_workers
+        return self._pool.num_workers
 
     def prepare(
         self,
@@ -284,12 +284,12 @@ class ServerSession(Session):
         of its own."""
         made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
         return ServerTrainer(
-            self._office, self._bound, self.device, model, optimizer, loss, made, schedule
+            self._pool, self._bound, self.device, model, optimizer, loss, made, schedule
         )
 
     def dismiss(self, result: RunResult) -> None:
         """Tell the workers how the run ended; they end with it."""
-        self._office.dismiss(write({"result": asdict(result)}))
+        self._pool.send_last(pack({"result": asdict(result)}))
 
     def close(self) -> None:
-        self._office.close()
+        self._pool.close()

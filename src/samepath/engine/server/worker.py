@@ -20,7 +20,7 @@ from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session, choose_network, settle_in
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.server.message import NOTHING, read_facts, read_tensors, write
+from samepath.engine.server.message import NOTHING, pack, unpack_facts, unpack_tensors
 from samepath.engine.state.progress import RunResult
 from samepath.engine.step.settings import WorkerBatch
 from samepath.recipe import Recipe
@@ -28,7 +28,7 @@ from samepath.recipe import Recipe
 SERVER = 0
 
 
-def join(options: Options, timeout_seconds: float) -> tuple[Mailbox, torch.device]:
+def open_mailbox(options: Options, timeout_seconds: float) -> tuple[Mailbox, torch.device]:
     """Take this process's place beside or behind the server's desk."""
     place = read_place(os.environ)
     device = torch.device("cpu")
@@ -40,9 +40,9 @@ def join(options: Options, timeout_seconds: float) -> tuple[Mailbox, torch.devic
     return Mailbox(place, timeout_seconds), device
 
 
-def work(recipe: Recipe, options: Options, timeout_seconds: float) -> RunResult:
+def work_for_server(recipe: Recipe, options: Options, timeout_seconds: float) -> RunResult:
     """Compute what the server asks for until it says how the run ended."""
-    mailbox, device = join(options, timeout_seconds)
+    mailbox, device = open_mailbox(options, timeout_seconds)
     try:
         session = Session(Alone(device, timeout_seconds), seed=options.seed)
         trainer = make_trainer(recipe, options, session)
@@ -51,13 +51,13 @@ def work(recipe: Recipe, options: Options, timeout_seconds: float) -> RunResult:
             message = mailbox.receive(SERVER)
             if not message.numel():
                 continue  # nothing to do yet, and the server is there
-            facts = read_facts(message)
+            facts = unpack_facts(message)
             if "result" in facts:
                 mailbox.send(NOTHING, SERVER)
                 return RunResult(**facts["result"])
             state = [*trainer.model.parameters(), *trainer.model.buffers()]
             with torch.no_grad():
-                torch._foreach_copy_(state, read_tensors(message, state))
+                torch._foreach_copy_(state, unpack_tensors(message, state))
             step = facts["step"]
             (share,) = trainer.stream(source, step, step + 1)
             mailbox.send(_answer(trainer, share), SERVER)
@@ -76,4 +76,4 @@ def _answer(trainer: Trainer, share: WorkerBatch) -> torch.Tensor:
         "weight": computed.weight,
     }
     parameters, buffers = list(trainer.model.parameters()), list(trainer.model.buffers())
-    return write(facts, [*computed.gradient(), *buffers], [*parameters, *buffers])
+    return pack(facts, [*computed.gradient(), *buffers], [*parameters, *buffers])

@@ -27,6 +27,7 @@ from torch import Tensor
 from samepath import files
 from samepath.engine.state.state import MISSHAPEN, State, check, digest, one_line
 from samepath.errors import CheckpointDamaged
+from samepath.faults import fault_point
 from samepath.files import MOST_JSON, PART, read_through, read_whole
 
 KEEP = 2
@@ -49,6 +50,7 @@ def write_tensors(
     path: Path, tensors: dict[str, Tensor], about: dict[str, str] | None = None
 ) -> None:
     """Write a safetensors file to the disk; what the disk says against it is an OSError."""
+    fault_point("write", path=path, data=None)
     try:
         save_file(tensors, path, metadata=about)
     except SafetensorError as error:
@@ -60,6 +62,7 @@ def write_tensors(
     path.chmod(0o666 & path.parent.stat().st_mode)  # safetensors lets only the owner read it
     with path.open("rb") as file:
         os.fsync(file.fileno())
+    fault_point("tensors", path=path)
 
 
 def save(folder: Path, state: State, progress: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.errors import UserError
+from samepath.faults import fault_point
 from samepath.files import open_plain, parse_json
 
 MOST_UNSYNCED = 1 << 20
@@ -77,6 +78,7 @@ class Lines:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o666)
         self._cut()
+        fault_point("metrics", file=self._file, waiting=self._waiting)
         written = 0
         try:
             while written < len(self._waiting):

@@ -33,8 +33,10 @@ from samepath.errors import NotSaved, UserError
 from samepath.files import (
     LOCK,
     brief,
+    finite,
     is_empty,
     lock_folder,
+    make_folder,
     read_object,
     take_lock,
 )
@@ -48,18 +50,6 @@ WARN_SECONDS = 60.0
 """How often it is said that something still cannot be written."""
 
 Warn = Callable[[str], None]
-
-
-def make_folder(folder: Path, *, is_new: bool = False) -> None:
-    """Make the folder that --out names, or one in it. FileExistsError for one that is not new."""
-    try:
-        folder.mkdir(parents=True, exist_ok=not is_new)
-    except OSError as error:
-        if is_new and isinstance(error, FileExistsError):
-            raise
-        raise UserError(
-            f"--out {folder} cannot be made ({error.strerror}); give another folder"
-        ) from None
 
 
 def next_free(recipe: str, runs: Path = Path("runs")) -> Path:
@@ -350,14 +340,3 @@ def _check_run(content: Mapping[str, Any]) -> None:
         start["command"]
         if not isinstance(start["versions"], dict):
             raise ValueError("the versions of a start are no object")
-
-
-def finite(value: Any) -> Any:
-    """Write NaN and infinities in a value as text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    return value

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samepath.engine.comm.tensors import bytes_of
-from samepath.engine.verify.trace import Event, Grains, Trace
+from samepath.engine.verify.runs import Recorded
+from samepath.engine.verify.trace import GrainEvent, Grains, WorkerTrace
 
 
 class Parting(NamedTuple):
@@ -33,7 +34,7 @@ _OF_STEPS = ("loss", "grain losses", "gradient norm", "learning rate", "noise sc
 """What a step says of itself: a process that continues after it does not know."""
 
 
-def first_parting(a: Trace, b: Trace, last_step: int | None = None) -> Parting | None:
+def first_parting(a: WorkerTrace, b: WorkerTrace, last_step: int | None = None) -> Parting | None:
     """Where two traces part, up to a step that both should have come to (the longer's last when not
     given). They may begin at other steps: one of them continues a run."""
     end = max(a.last_step, b.last_step) if last_step is None else last_step
@@ -61,7 +62,7 @@ def _first_name(
     return None
 
 
-def _unknown(a: Trace, b: Trace, step: int) -> set[str]:
+def _unknown(a: WorkerTrace, b: WorkerTrace, step: int) -> set[str]:
     """What one of two traces cannot know of a step."""
     facts, others = a.steps[step - a.first_step], b.steps[step - b.first_step]
     metrics = {name for name in (*facts, *others) if name.startswith("valid ")}
@@ -71,6 +72,45 @@ def _unknown(a: Trace, b: Trace, step: int) -> set[str]:
         # a run that ends at a step evaluates there, a longer one may not
         return {name for name in metrics if name not in facts or name not in others}
     return set()
+
+
+class RunParting(NamedTuple):
+    """Where a run parts from another: in which leg, and on which of its workers."""
+
+    leg: int
+    worker: int
+    parting: Parting
+
+
+def first_difference(reference: Recorded, run: Recorded) -> RunParting | None:
+    """Where a run leaves another one. All workers of a run hold the whole state."""
+    found = []
+    for number, (leg, workers) in enumerate(zip(run.route, run.legs, strict=True)):
+        stop = None if number == len(run.route) - 1 else leg.stop
+        for worker, trace in enumerate(workers):
+            parting = first_parting(reference.first, trace, stop)
+            if parting is not None:
+                found.append(RunParting(number, worker, parting))
+    if found:
+        return min(found, key=lambda f: (f.parting.step, f.leg, f.worker))
+    at_end = _at_end(reference, run)
+    return None if at_end is None else RunParting(len(run.legs) - 1, *at_end)
+
+
+def _at_end(reference: Recorded, run: Recorded) -> tuple[int, Parting] | None:
+    """What no step showed: how the run ended, its log, its digest."""
+    result = reference.first.result
+    for worker, trace in enumerate(run.last):
+        for name in ("status", "message", "digest"):
+            if trace.result[name] != result[name]:
+                return worker, Parting(trace.last_step, name)
+    for line, other in zip(reference.log, run.log, strict=False):
+        for name in (*line, *(n for n in other if n not in line)):
+            if line.get(name) != other.get(name):
+                return 0, Parting(line["step"], f"logged {name}")
+    if len(reference.log) != len(run.log):
+        return 0, Parting(run.last[0].last_step, "logged lines")
+    return None
 
 
 _RANKS = {"loaded": 0, "weight": 1}
@@ -83,8 +123,8 @@ class GrainParting(NamedTuple):
 
     grain: int
     validation: bool
-    event: Event
-    agreed: Sequence[Event]
+    event: GrainEvent
+    agreed: Sequence[GrainEvent]
     """What happened to the grain before that, the same in both."""
 
 
@@ -101,7 +141,9 @@ def first_event(a: Grains, b: Grains, *, validation: bool) -> GrainParting | Non
     return min(found, key=lambda f: _RANKS.get(f.event.point, 2), default=None)
 
 
-def _first_of_grain(a: Sequence[Event], b: Sequence[Event]) -> tuple[Event, int] | None:
+def _first_of_grain(
+    a: Sequence[GrainEvent], b: Sequence[GrainEvent]
+) -> tuple[GrainEvent, int] | None:
     """The first event that differs and how many came before it."""
     for place, (event, other) in enumerate(zip(a, b, strict=False)):
         if event[:2] != other[:2]:  # not the same modules were called

@@ -254,7 +254,7 @@ def _gradient(evidence: Evidence, event: GrainParting) -> Cause:
         module=entered[-1] if entered else None,
         found=found,
         likely="between the two, "
-        + _draws_or_keeps(evidence, "a backward pass of somebody's own")
+        + _draws_or_keeps(evidence, "a backward pass of the recipe's own")
         + " (torch.autograd.Function, a gradient hook); or a kernel is not deterministic",
         remedy="replace it with torch's own operations; what backward() needs from forward() "
         "belongs in ctx.save_for_backward",

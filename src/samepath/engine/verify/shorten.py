@@ -26,7 +26,7 @@ VALID_GRAINS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shortened:
-    """How many examples; a Request's `instead`."""
+    """How many examples a short run is trained on; a Request's `instead`."""
 
     num_train: int
     num_valid: int | None
@@ -53,7 +53,7 @@ class Shortened:
 
 
 def _evenly(count: int, total: int) -> NDArray[np.int64] | None:
-    """So many rows of all; None where that is all of them."""
+    """Rows of a number of examples, evenly chosen; None where that is all of them."""
     return None if count == total else np.arange(count, dtype=np.int64) * total // count
 
 

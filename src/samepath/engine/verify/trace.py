@@ -1,6 +1,6 @@
 """What a training run looked like from inside, written down so that two runs can be compared.
 
-In: a run, and perhaps one step to look into. Out: in a folder, for every worker, a Trace:
+In: a run, and perhaps one step to look into. Out: in a folder, for every worker, a WorkerTrace:
 fingerprints of everything the promise covers after every step; for the step to look into also of
 every grain's data, module inputs and outputs, loss and gradients, and one worker's state as a
 checkpoint. Guaranteed: looking changes no bits; states whose digests differ have a fingerprint that
@@ -29,7 +29,7 @@ from samepath.engine.step.settings import StepResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TraceJob:
     """A run to be recorded: a Request's `watch`."""
 
     folder: Path
@@ -40,10 +40,10 @@ class Job:
 
     def __call__(self, run: Run) -> Callable[[RunResult], None]:
         """Begin to record on one worker."""
-        return Recorder(self, run).end
+        return TraceRecorder(self, run).end
 
 
-class Event(NamedTuple):
+class GrainEvent(NamedTuple):
     """One thing that happened to a grain."""
 
     point: str
@@ -56,12 +56,12 @@ class Event(NamedTuple):
     fingerprint: str
 
 
-Grains = dict[str, list[Event]]
+Grains = dict[str, list[GrainEvent]]
 """By grain: "train 0", or "valid 0" for validation."""
 
 
 @dataclass
-class Trace:
+class WorkerTrace:
     """What one worker saw."""
 
     steps: list[dict[str, str]] = field(default_factory=list)
@@ -87,9 +87,9 @@ class Trace:
         path.write_text(json.dumps(asdict(self)))
 
     @staticmethod
-    def read(path: Path) -> Trace:
-        trace = Trace(**json.loads(path.read_text()))
-        trace.grains = {g: [Event(*e) for e in events] for g, events in trace.grains.items()}
+    def read(path: Path) -> WorkerTrace:
+        trace = WorkerTrace(**json.loads(path.read_text()))
+        trace.grains = {g: [GrainEvent(*e) for e in events] for g, events in trace.grains.items()}
         return trace
 
 
@@ -102,16 +102,16 @@ def state_path(folder: Path) -> Path:
     return folder / "state"
 
 
-class Recorder(Display):
+class TraceRecorder(Display):
     """Fingerprints after every step. Stands in for the display, which is told the losses."""
 
-    def __init__(self, job: Job, run: Run) -> None:
+    def __init__(self, job: TraceJob, run: Run) -> None:
         self._job = job
         self._trainer = trainer = run.trainer
         self._worker = run.session.worker
         self._display = run.display
         self._results: list[StepResult] = []
-        self._trace = Trace(first_step=trainer.step_number)
+        self._trace = WorkerTrace(first_step=trainer.step_number)
         self._trace.kinds = {n: type(m).__name__ for n, m in trainer.model.named_modules()}
         if job.look_into is not None:
             GrainWatch(trainer, job.look_into, self._trace.grains)
@@ -121,7 +121,7 @@ class Recorder(Display):
 
     def _state(self) -> dict[str, str]:
         self._trainer.settle()  # on all workers between the same steps
-        return facts_of(state_of(self._trainer))
+        return state_fingerprints(state_of(self._trainer))
 
     def _after_step(self, trainer: Trainer) -> None:
         facts = self._state()
@@ -173,7 +173,7 @@ class Recorder(Display):
         self._display.close()
 
 
-def facts_of(state: State) -> dict[str, str]:
+def state_fingerprints(state: State) -> dict[str, str]:
     """A fingerprint by name of everything that the digest covers."""
     facts = {name: fingerprint(tensor) for name, tensor in state.tensors.items()}
     values = {name: value for name, value in state.structure.items() if name != "step"}
@@ -191,7 +191,7 @@ class GrainWatch:
         self._trainer = trainer
         self._step = step
         self._grains = grains
-        self._events: list[Event] | None = None
+        self._events: list[GrainEvent] | None = None
         self._running: list[str] = []
         self._last_output: Any = None
         trainer.watch = self._watch
@@ -224,7 +224,7 @@ class GrainWatch:
     def _add(self, point: str, name: str, value: Any) -> None:
         if self._events is not None:
             inside = self._running[-1] if self._running else None
-            self._events.append(Event(point, name, inside, fingerprint(value)))
+            self._events.append(GrainEvent(point, name, inside, fingerprint(value)))
 
     def _before(self, name: str, _: nn.Module, positional: Any, named: Any) -> None:
         if self._events is not None:

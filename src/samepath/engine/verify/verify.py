@@ -17,18 +17,25 @@ from pathlib import Path
 
 from samepath.data.sources import TensorSource
 from samepath.engine.comm.environment import read_place
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve, training_source
 from samepath.engine.run.request import Request
 from samepath.engine.run.strategy_schedule import Course
 from samepath.engine.state import checkpoint
 from samepath.engine.state.progress import Display
-from samepath.engine.verify.compare import Values, compare_tensors, first_event, first_parting
+from samepath.engine.verify.compare import (
+    RunParting,
+    Values,
+    compare_tensors,
+    first_difference,
+    first_event,
+    first_parting,
+)
 from samepath.engine.verify.explain import AT_END, Cause, Evidence, explain
-from samepath.engine.verify.routes import Found, Leg, Recorded, Route, Runner, first_difference
+from samepath.engine.verify.runs import Leg, Recorded, Route, Runner
 from samepath.engine.verify.shorten import num_valid, shorten
-from samepath.engine.verify.trace import Grains, Trace, state_path
+from samepath.engine.verify.trace import Grains, WorkerTrace, state_path
 from samepath.errors import UserError
+from samepath.owners import owned_folder
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.threads import limited_threads
 
@@ -244,7 +251,7 @@ def _prepare(request: VerifyRequest, threads: int) -> tuple[FoundRecipe, Options
     return found, options, counts
 
 
-def _counted(run: Recorded, found: Found | None) -> Counted:
+def _counted(run: Recorded, found: RunParting | None) -> Counted:
     result = run.last[0].result
     names = ("num_workers", "status", "steps", "digest", "train_loss", "valid_loss", "metrics")
     return Counted(
@@ -264,7 +271,7 @@ class _Look:
         self._found = found
         self._runs = (one, other)
 
-    def into(self, first: Found) -> Difference:
+    def into(self, first: RunParting) -> Difference:
         """The whole difference, given where the runs part."""
         leg, worker, parting = first
         reproduced = False
@@ -304,7 +311,9 @@ class _Look:
             ),
         )
 
-    def _difference(self, found: Found, values: Values | None, evidence: Evidence) -> Difference:
+    def _difference(
+        self, found: RunParting, values: Values | None, evidence: Evidence
+    ) -> Difference:
         cause = explain(evidence)
         one, other = self._runs
         return Difference(
@@ -322,7 +331,7 @@ class _Look:
         )
 
 
-def _grains(workers: Sequence[Trace]) -> Grains:
+def _grains(workers: Sequence[WorkerTrace]) -> Grains:
     return {grain: events for trace in workers for grain, events in trace.grains.items()}
 
 

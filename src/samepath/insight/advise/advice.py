@@ -1,20 +1,26 @@
-"""What `samepath advise` found: the content of `advice.json`.
+"""What `samepath advise` found, the content of `advice.json`, and its verdict in words.
 
-In: measurements, short runs and the model. Out: frozen dataclasses. Every time says how it is
-known: "measured" (with that many real workers, here) or "modelled". Units are in the names.
+In: measurements, short runs and the model. Out: frozen dataclasses, and a verdict of two sentences
+(how many workers; which batch and rate). Guaranteed: every time says how it is known, "measured"
+(with that many real workers, here) or "modelled"; nothing is claimed that was not found; "cannot be
+told" is an answer. Units are in the names.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from samepath.study.results import How, NetworkFacts
+from samepath.timing.links import HERE, NetworkFacts
+from samepath.timing.measured import How
 
 Limit: TypeAlias = Literal["link", "update", "waiting", "crowding", "grains", "cores", "asked"]
 """What keeps more workers from paying: reductions that nothing hides; what every worker does alike;
-waiting for whoever is slowest or has a grain more; cores that share memory; no grain left to give;
-no core left; nothing, up to the most workers asked about."""
+waiting for the worker that is slowest or has a grain more; cores that share memory; no grain left
+to give; no core left; nothing, up to the most workers asked about."""
 Room: TypeAlias = Literal["yes", "no", "unknown"]
 
 
@@ -43,17 +49,21 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """T(n) = serial + parallel / n + doubling log2(n), fitted to the rows."""
+    """T(n) = serial + parallel / n + doubling log2(n), fitted to the rows (Cunha et al. 2018,
+    section IV; the paper leaves the base of the logarithm open)."""
 
     serial_seconds: float
+    """What no worker can take off another."""
     parallel_seconds: float
+    """What n workers share."""
     doubling_seconds: float
+    """What communication costs with each doubling."""
     largest_error: float
     """The largest |fitted / given - 1| of the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class ScalingCurve:
     """One recipe over one link or machine."""
 
     network: str
@@ -81,7 +91,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class RateTrial:
     """A short run with one learning rate."""
 
     learning_rate: float
@@ -101,7 +111,7 @@ class RangeTest:
     """Of each run; 0: there was no time for any."""
     start_loss: float | None
     """Of the first batch, before any update."""
-    trials: tuple[Trial, ...]
+    trials: tuple[RateTrial, ...]
     largest: float | None
     """The largest that converged; None: none did, or none was tried."""
     failing: float | None
@@ -158,7 +168,7 @@ class CriticalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Everything."""
+    """Everything that was found."""
 
     machine: str
     cores: int
@@ -171,7 +181,7 @@ class Advice:
     steps_per_epoch: int
     floor: float
     price_per_worker_hour: float | None
-    curves: tuple[Curve, ...]
+    curves: tuple[ScalingCurve, ...]
     """The first is what the verdict is about, after this machine's own ("here")."""
     rates: RangeTest
     batch: CriticalBatch
@@ -179,3 +189,154 @@ class Advice:
     notes: tuple[str, ...]
     seconds: dict[str, float]
     """What each part took."""
+
+
+# ---- in words
+
+_BEYOND: dict[Limit, str] = {
+    "link": "beyond that the link takes the time",
+    "update": "beyond that the update, which every worker does alike, takes the time",
+    "waiting": "beyond that workers wait for each other",
+    "crowding": "beyond that workers of one computer slow each other down",
+    "grains": "a batch has no more to share",
+    "cores": "it has no more",
+    "asked": "more were not asked about",
+}
+_WHY: dict[Limit, str] = {
+    "link": "the link takes longer than is saved",
+    "update": "most of a step is the update, which every worker does alike",
+    "waiting": "workers wait for each other",
+    "crowding": "workers of one computer slow each other down",
+    "grains": "a batch is a single grain",
+    "cores": "it has a single core or GPU",
+    "asked": "more were not asked about",
+}
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def verdict(
+    curves: Sequence[ScalingCurve],
+    rates: RangeTest,
+    batch: CriticalBatch,
+    *,
+    batch_size: int,
+    floor: float,
+) -> str:
+    """The advice in two sentences."""
+    first = "; ".join(_of_curve(curve, floor) for curve in _main(curves))
+    second = f"{_of_batch(batch, batch_size, floor)}; {_of_rate(rates)}"
+    return f"{_capital(first)}. {_capital(second)}."
+
+
+def _main(curves: Sequence[ScalingCurve]) -> list[ScalingCurve]:
+    """This machine, and the first of the others."""
+    here = [curve for curve in curves if curve.network == HERE]
+    others = [curve for curve in curves if curve.network != HERE]
+    return here[:1] + others[:1]
+
+
+def _of_curve(curve: ScalingCurve, floor: float) -> str:
+    place = "on this machine" if curve.network == HERE else f"over {curve.network}"
+    if curve.best == 1:
+        more = [row for row in curve.rows if row.workers > 1]
+        if not more:
+            return f"{place} there is only one worker to be had: {_WHY[curve.limit]}"
+        return (
+            f"{place} stay with one worker: {more[0].workers} would keep {more[0].efficiency:.0%} "
+            f"efficiency, below {floor:.0%}, because {_WHY[curve.limit]}"
+        )
+    row, alone = curve.row(curve.best), curve.row(1)
+    nodes = f" on {row.nodes} nodes" if row.nodes not in (1, row.workers) else ""
+    return (
+        f"{place} take {row.workers} workers{nodes}, {row.speedup:.1f} times as fast as one at "
+        f"{row.efficiency:.0%} efficiency ({span(alone.training_seconds)} of training become "
+        f"{span(row.training_seconds)}; {_BEYOND[curve.limit]})"
+    )
+
+
+def _of_batch(batch: CriticalBatch, batch_size: int, floor: float) -> str:
+    if batch.critical_low is None or batch.critical_high is None:
+        return f"whether a larger batch pays cannot be told ({batch.note})"
+    low, high = examples(batch.critical_low), examples(batch.critical_high)
+    if batch.room == "yes":
+        number = batch.weak_workers_low
+        workers = "any number of" if number is None else f"up to {number:,}"
+        return (
+            f"a larger batch has room: the critical batch is at least {low} against {batch_size:,},"
+            f" so {workers} workers with such a batch each waste at most {1.0 - floor:.0%} of the "
+            "examples"
+        )
+    if batch.room == "no":
+        return (
+            f"keep the batch of {batch_size:,} and share it: the critical batch is at most {high}, "
+            f"so doubling the batch wastes over {1.0 - floor:.0%} of the examples"
+        )
+    if example_efficiency(batch.critical_high, batch_size, 2) < floor:
+        return (
+            f"a larger batch has no room at the start, where the critical batch is at most {high} "
+            f"against {batch_size:,}, and for later it cannot be told yet"
+        )
+    between = f"at least {low}" if math.isinf(batch.critical_high) else f"between {low} and {high}"
+    return (
+        f"whether a larger batch than {batch_size:,} pays cannot be told yet: the critical batch "
+        f"is {between}"
+    )
+
+
+def _of_rate(rates: RangeTest) -> str:
+    most = rates.linear_workers
+    if most is None:
+        return f"the largest learning rate is not known ({rates.note or 'none was tried'})"
+    if rates.largest is not None and rates.largest < rates.recipe_rate:
+        return (
+            f"the recipe's learning rate of {rates.recipe_rate:.3g} is too high already: "
+            f"{rates.largest:.3g} is the largest that converged"
+        )
+    if rates.failing is None:
+        best = min(rates.trials, key=lambda trial: trial.end_loss).learning_rate
+        return (
+            f"learning rates up to {most}x the recipe's did not diverge in {rates.steps} steps; "
+            f"{best / rates.recipe_rate:.3g}x ended lowest"
+        )
+    if most < 2:
+        return (
+            "multiplying the learning rate by the number of workers cannot work, as already "
+            f"{rates.failing:.3g} does not converge (the recipe has {rates.recipe_rate:.3g})"
+        )
+    return (
+        f"multiplying the learning rate by the number of workers can work for up to {most} "
+        f"({rates.failing:.3g} no longer converges; the recipe has {rates.recipe_rate:.3g})"
+    )
+
+
+def example_efficiency(critical: float, batch_size: int, workers: float) -> float:
+    """Of examples, with so many workers that have a batch each."""
+    c = critical / batch_size
+    return 1.0 if math.isinf(c) else (1.0 + c) / (workers + c)
+
+
+def span(seconds: float) -> str:
+    """A duration: "5 d 3 h", "17 h", "4 min 10 s": two units at most, the second only beside a
+    small first."""
+    if seconds < 10.0:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    for (unit, length), (finer, part) in itertools.pairwise(_UNITS):
+        if whole >= 10 * length:
+            return f"{round(whole / length)} {unit}"
+        if whole >= length:
+            first, rest = divmod(round(whole / part), length // part)
+            return f"{first} {unit}" + (f" {rest} {finer}" if rest else "")
+    return f"{whole} s"
+
+
+def examples(number: float) -> str:
+    """A number of examples, with two digits: as much as is known."""
+    if math.isinf(number):
+        return "no end"
+    digits = 0 if number < 1.0 else max(0, int(math.log10(number)) - 1)
+    return f"{round(number, -digits):,.0f}" if number >= 1.0 else f"{number:.2g}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -16,16 +16,25 @@ from samepath.console import Watcher
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
-from samepath.insight.advise.advice import Advice, CriticalBatch, Curve, Limit, RangeTest
-from samepath.insight.advise.critical_batch import critical_batch, noise_points
-from samepath.insight.advise.rates import LEAST_STEPS, MOST_STEPS, range_test
-from samepath.insight.advise.runs import Found, Task, short_runs
-from samepath.insight.advise.words import verdict
+from samepath.insight.advise.advice import (
+    Advice,
+    CriticalBatch,
+    Limit,
+    RangeTest,
+    ScalingCurve,
+    verdict,
+)
+from samepath.insight.advise.judge import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    critical_batch,
+    noise_points,
+    range_test,
+)
+from samepath.insight.advise.runs import ShortRuns, ShortRunsTask, short_runs
 from samepath.insight.advise.workers import Question, curve, most_workers
 from samepath.recipe import find_recipe
-from samepath.study.results import NetworkFacts
-from samepath.timing.links import HERE
-from samepath.timing.machines import find_machine
+from samepath.timing.links import HERE, check_cluster, find_cluster
 from samepath.timing.measured import MeasuredStep
 from samepath.timing.stopwatch import measure_step
 
@@ -113,7 +122,7 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
 
 
 def in_minutes(text: str) -> str:
-    """What the stopwatch says about the seconds it was given, for those who gave minutes."""
+    """What the stopwatch says about seconds, in the minutes that the user gave."""
 
     def minutes(found: re.Match[str]) -> str:
         seconds = found[1]
@@ -132,7 +141,7 @@ def what_is_left(seconds: dict[str, float], took: float) -> dict[str, float]:
 
 
 def refuse(request: AdviseRequest) -> None:
-    """What can be found wrong before the recipe is looked at."""
+    """Refuse what can be found wrong before the recipe is looked at."""
     if not 0.0 < request.floor <= 1.0:
         raise UserError(f"--floor {request.floor:g}: give a part of 1, such as {FLOOR:g}")
     if not LEAST_MINUTES <= request.minutes < float("inf"):
@@ -144,9 +153,8 @@ def refuse(request: AdviseRequest) -> None:
         raise UserError(f"--price {price:g}: give what a worker costs an hour, such as 0.9")
     if request.asked.steps == 0:
         raise UserError("--steps 0: a short run has at least one step; leave --steps out")
-    link = NetworkFacts(name=HERE, how="measured", bytes_per_second=1.0, latency_seconds=1.0)
     for text in request.networks:
-        find_machine(text, here=link)
+        check_cluster(text)
 
 
 def _look_into(request: AdviseRequest) -> tuple[Options, float]:
@@ -168,7 +176,7 @@ def plan_runs(
     measured: MeasuredStep,
     recipe_rate: float,
     seconds: dict[str, float],
-) -> Task:
+) -> ShortRunsTask:
     """What fits the time."""
     training = options.epochs * options.plan.steps_per_epoch
     most = min(training, request.asked.steps or training)
@@ -178,7 +186,7 @@ def plan_runs(
     crowding = max([1.0, *measured.crowding.values()]) if workers > 1 else 1.0
     least_seconds = LEAST_STEPS * crowding * measured.step_seconds["1"]
     tries = recipe_rate > 0.0 and least_seconds < seconds["rates"]
-    return Task(
+    return ShortRunsTask(
         options=options,
         workers=workers,
         recipe_rate=recipe_rate,
@@ -201,7 +209,12 @@ def noise_grain(options: Options, *, fixed: bool) -> int:
 
 
 def judged(
-    request: AdviseRequest, options: Options, task: Task, found: Found, *, grain_fixed: bool
+    request: AdviseRequest,
+    options: Options,
+    task: ShortRunsTask,
+    found: ShortRuns,
+    *,
+    grain_fixed: bool,
 ) -> tuple[RangeTest, CriticalBatch]:
     """What the short runs say."""
     rates_notes = [found.rates_note if task.recipe_rate > 0.0 else "the recipe's rate is 0"]
@@ -242,7 +255,7 @@ def _steps(number: int) -> str:
 
 def curves_of(
     request: AdviseRequest, options: Options, measured: MeasuredStep
-) -> tuple[Curve, ...]:
+) -> tuple[ScalingCurve, ...]:
     """One for each network; this machine has only as many workers as it has cores or GPUs."""
     question = Question(
         measured=measured,
@@ -258,6 +271,6 @@ def curves_of(
         ends += [(available_workers(), "cores")] if here else []
         ends += [(request.max_workers, "asked")] if request.max_workers else []
         most, end = min(ends, key=lambda each: each[0])
-        machine = find_machine(text, here=measured.local)
-        found.append(curve(question, machine, most, end=end, here=here))
+        cluster = find_cluster(text, here=measured.local)
+        found.append(curve(question, cluster, most, end=end, here=here))
     return tuple(found)

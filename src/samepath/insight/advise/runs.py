@@ -23,14 +23,14 @@ from torch.optim.lr_scheduler import ConstantLR, LRScheduler, ReduceLROnPlateau
 
 from samepath.engine.comm.collective import Alone
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.session import Session, start
 from samepath.engine.state.progress import Silent
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step.settings import StepResult
-from samepath.insight.advise.rates import LEAST_STEPS, next_rates, planned_rounds
+from samepath.insight.advise.judge import LEAST_STEPS, next_rates, planned_rounds
+from samepath.owners import owned_folder
 from samepath.recipe import Recipe
 
 OVERRUN = 1.3
@@ -39,7 +39,7 @@ _TIME_IS_UP = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ShortRunsTask:
     """What the workers are told."""
 
     options: Options
@@ -54,8 +54,8 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What they found."""
+class ShortRuns:
+    """What the workers found."""
 
     losses: dict[float, list[float]]
     """By rate, step by step; a run that diverged is shorter."""
@@ -71,16 +71,16 @@ class Found:
     noise_seconds: float
 
 
-def short_runs(task: Task) -> Found:
+def short_runs(task: ShortRunsTask) -> ShortRuns:
     """Do all of it on real workers of this machine."""
     with owned_folder("advise-") as folder:
         launch(_work, (task, Path(folder)), task.workers)
         found = json.loads((Path(folder) / "found.json").read_text())
     found["losses"] = {float(rate): losses for rate, losses in found["losses"].items()}
-    return Found(**found)
+    return ShortRuns(**found)
 
 
-def _work(task: Task, folder: Path) -> None:
+def _work(task: ShortRunsTask, folder: Path) -> None:
     """One worker's part."""
     recipe = only_training(recipe_of(task.options).recipe)
     with start(seed=task.options.seed, threads=task.options.threads) as session:
@@ -95,7 +95,7 @@ def _work(task: Task, folder: Path) -> None:
             status, steps = _train(recipe, task.noise_options, session, place, over)
         ended = time.perf_counter()
         if session.is_first:
-            found = Found(
+            found = ShortRuns(
                 losses=losses,
                 rate_steps=rate_steps,
                 rates_note=note,
@@ -142,7 +142,7 @@ class _Losses(Silent):
 
 
 def _try_rates(
-    recipe: Recipe, task: Task, session: Session, began: float
+    recipe: Recipe, task: ShortRunsTask, session: Session, began: float
 ) -> tuple[dict[float, list[float]], int, str]:
     """Every worker does its rate of each round, and knows what all found. The first round in which
     not all diverge goes on for its part of the time; the others are as many steps."""
@@ -165,24 +165,25 @@ def _try_rates(
             seen, ended = _losses_at(recipe, task, session, rates[session.worker], steps, until)
         if not is_timed:
             done = float(len(seen)) if ended in ("finished", "interrupted") else math.inf
-            fewest = min(number for (number,) in _from_everybody(session, done))
+            fewest = float(session.collective.gather_rows(np.array([done])).min())
             is_timed = math.isfinite(fewest)  # otherwise all diverged
             steps = int(min(steps, fewest))
         if not session.collective.agree(not was_timed or ended != "interrupted"):
             return losses, steps, f"there was no time to finish {_listed(rates)}"
         seen = (seen + [math.nan] * steps)[:steps]
-        everybody = _from_everybody(session, *seen)
-        losses |= {rate: _finite(found) for rate, found in zip(rates, everybody, strict=False)}
+        by_worker = session.collective.gather_rows(np.array(seen)).tolist()
+        losses |= {rate: _finite(found) for rate, found in zip(rates, by_worker, strict=False)}
         longest = max(longest, time.perf_counter() - now)
     return losses, steps, ""
 
 
 def _losses_at(
-    recipe: Recipe, task: Task, session: Session, rate: float, steps: int, until: float
+    recipe: Recipe, task: ShortRunsTask, session: Session, rate: float, steps: int, until: float
 ) -> tuple[list[float], str]:
     """Of one run, alone, for so long (but a least number of steps); and how it ended."""
     options = replace(task.options, learning_rate=rate, steps=steps)
-    options = replace(options, epochs=max(options.epochs, _epochs(options)))
+    needed_epochs = -(-steps // options.plan.steps_per_epoch)
+    options = replace(options, epochs=max(options.epochs, needed_epochs))
     display = _Losses()
     alone = Session(Alone(session.device), seed=options.seed)
 
@@ -198,28 +199,18 @@ def _train(
     recipe: Recipe, options: Options, session: Session, place: RunFolder, over: float
 ) -> tuple[str, int]:
     """A run of all workers together; how it ended, and after how many steps."""
+
+    def stop() -> int:
+        return _TIME_IS_UP if time.perf_counter() > over else 0
+
     if session.is_first:
         place.write(asdict(options), [], None)
     session.collective.agree(True)  # the folder is there
     try:
-        result = Run(recipe, options, session, place, stop_asked=_clock(over)).go()
+        result = Run(recipe, options, session, place, stop_asked=stop).go()
     finally:
         place.unlock()
     return result.status, result.steps
-
-
-def _epochs(options: Options) -> int:
-    return -(-(options.steps or 0) // options.plan.steps_per_epoch)
-
-
-def _clock(over: float) -> Callable[[], int]:
-    return lambda: _TIME_IS_UP if time.perf_counter() > over else 0
-
-
-def _from_everybody(session: Session, *numbers: float) -> list[list[float]]:
-    """By worker."""
-    records = session.collective.gather(np.array(numbers, np.float64).view(np.uint8))
-    return [record.view(np.float64).tolist() for record in records]
 
 
 def _finite(seen: list[float]) -> list[float]:

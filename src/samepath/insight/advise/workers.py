@@ -1,8 +1,8 @@
 """How many workers pay over one link, and in which grains. Pure: the model, asked well.
 
-In: a MeasuredStep and a machine. Out: a Curve. Guaranteed: a row is "measured" only where that many
-real workers ran here over this link; all others are modelled (`simulate`), scaled so that the
-model's one worker is the measured one.
+In: a MeasuredStep and a cluster. Out: a ScalingCurve. Guaranteed: a row is "measured" only where
+that many real workers ran here over this link; all others are modelled (`simulate`), scaled so that
+the model's one worker is the measured one.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from samepath.engine.run.options import Options
-from samepath.insight.advise.advice import Curve, Law, Limit, Row
-from samepath.insight.advise.scaling_fit import LEAST_GAIN, fit_scaling
-from samepath.timing.clock import grain_size_at
-from samepath.timing.links import HERE
-from samepath.timing.machines import NODE, Machine
-from samepath.timing.measured import MeasuredStep
-from samepath.timing.model import Simulated, simulate
-from samepath.timing.policies import Static
-from samepath.timing.stopwatch import workload_from
-from samepath.timing.workload import Workload
+import numpy as np
 
+from samepath.engine.run.options import Options
+from samepath.insight.advise.advice import Law, Limit, Row, ScalingCurve
+from samepath.timing.links import HERE, Cluster
+from samepath.timing.measured import MeasuredStep
+from samepath.timing.model import Simulated, Workload, grain_size_at, simulate, workload_from
+from samepath.timing.policies import Buckets
+
+LEAST_GAIN = 0.2
+"""Of the time, that doubling the workers must save to be worth it; 0.5 would be perfect."""
 SAME = 0.02
 """Of a step: another grain size that saves less is not worth a change."""
 
@@ -52,34 +51,36 @@ def most_workers(measured: MeasuredStep) -> int:
     return -(-measured.batch_size // size)
 
 
-def curve(question: Question, machine: Machine, most: int, *, end: Limit, here: bool) -> Curve:
-    """All numbers of workers up to a most, over one machine's links; `end` says why not more.
+def curve(
+    question: Question, cluster: Cluster, most: int, *, end: Limit, here: bool
+) -> ScalingCurve:
+    """All numbers of workers up to a most, over one cluster's links; `end` says why not more.
     `here`: it is this computer, and steps that were measured with several workers are of it."""
     measured, floor = question.measured, question.floor
     workload = workload_from(measured)
     asked = worker_counts(most)
     possible = sorted({*asked, *(2 * n for n in asked if end != "cores" or 2 * n <= most)})
     found = {
-        point.workers: point for point in simulate(workload, machine, possible, policy=Static())
+        point.workers: point for point in simulate(workload, cluster, possible, policy=Buckets())
     }
     # with idle workers fewer would be as quick (12 for 32 examples: eleven have 3, or 2)
     counts = [n for n in asked if found[n].busy_workers == n]
     calibration = measured.step_seconds["1"] / found[1].step_seconds
-    rows = _rows(question, machine, [found[n] for n in counts], calibration, here=here)
+    rows = _rows(question, cluster, [found[n] for n in counts], calibration, here=here)
     seconds = {n: calibration * point.step_seconds for n, point in found.items()}
     seconds |= {row.workers: row.step_seconds for row in rows}
     best = max(row.workers for row in rows if row.efficiency >= floor)
-    size = best_grain(question, machine, best)
-    ours, other = (_seconds(measured, machine, best, s) for s in (measured.grain_size, size))
+    size = best_grain(question, cluster, best)
+    ours, other = (_seconds(measured, cluster, best, s) for s in (measured.grain_size, size))
     after = [row.workers for row in rows if row.workers > best]
-    return Curve(
-        network=HERE if here else machine.name,
-        workers_per_node=_per_node(machine),
-        links=tuple(level.network for level in machine.levels),
+    return ScalingCurve(
+        network=HERE if here else cluster.name,
+        workers_per_node=cluster.workers_per_node,
+        links=tuple(level.network for level in cluster.levels),
         rows=tuple(rows),
         knee=knee(counts, seconds),
         best=best,
-        limit=limit(workload, machine, found[1], found[after[0]]) if after else end,
+        limit=limit(workload, cluster, found[1], found[after[0]]) if after else end,
         grain_size=size,
         grain_gain=1.0 - other / ours,
         law=law([row.workers for row in rows], [row.step_seconds for row in rows]),
@@ -99,11 +100,11 @@ def knee(
     return next((n for n in counts if not is_worth_it(n)), None)
 
 
-def limit(workload: Workload, machine: Machine, alone: Simulated, point: Simulated) -> Limit:
+def limit(workload: Workload, cluster: Cluster, alone: Simulated, point: Simulated) -> Limit:
     """What costs most of the time that these workers take beyond an even share of one's."""
     n = point.workers
     compute = alone.step_seconds - workload.serial_seconds
-    crowding = workload.crowded(machine.side_by_side(n))
+    crowding = workload.crowded(cluster.side_by_side(n))
     parts: dict[Limit, float] = {
         "link": point.reduction_seconds * (1.0 - (point.hidden or 0.0)),
         "update": workload.serial_seconds * (1.0 - 1.0 / n),
@@ -113,7 +114,7 @@ def limit(workload: Workload, machine: Machine, alone: Simulated, point: Simulat
     return max(parts, key=lambda part: parts[part])
 
 
-def best_grain(question: Question, machine: Machine, workers: int) -> int:
+def best_grain(question: Question, cluster: Cluster, workers: int) -> int:
     """Of the sizes that were timed, the one with the shortest step for so many workers; the
     recipe's own unless another saves something."""
     measured = question.measured
@@ -130,27 +131,35 @@ def best_grain(question: Question, machine: Machine, workers: int) -> int:
         for size in map(int, measured.grain_times)
         if -(-measured.batch_size // size) >= workers
     }
-    times = {size: _seconds(measured, machine, workers, size) for size in sizes | {own}}
+    times = {size: _seconds(measured, cluster, workers, size) for size in sizes | {own}}
     quickest = min(times, key=lambda size: times[size])
     return quickest if times[quickest] < (1.0 - SAME) * times[own] else own
 
 
 def law(workers: Sequence[int], seconds: Sequence[float]) -> Law | None:
-    """The paper's, where there are enough numbers for its three parts."""
-    if len(workers) < 3:
+    """The paper's law through these times; None with fewer numbers of workers than its three parts.
+
+    No part is negative; errors count relative to each time, so that the short times of many workers
+    count as much as the long one of one. With a logarithm to the base 2, `doubling` is what each
+    doubling adds."""
+    from scipy.optimize import nnls
+
+    if len(set(workers)) < 3:
         return None
-    fit = fit_scaling(workers, seconds)
+    n, times = np.array(workers, np.float64), np.array(seconds, np.float64)
+    parts = np.stack([np.ones_like(n), 1.0 / n, np.log2(n)], axis=1)
+    fitted, _ = nnls(parts / times[:, None], np.ones_like(times))
     return Law(
-        serial_seconds=fit.serial_seconds,
-        parallel_seconds=fit.parallel_seconds,
-        doubling_seconds=fit.doubling_seconds,
-        largest_error=max(map(abs, fit.errors)),
+        serial_seconds=float(fitted[0]),
+        parallel_seconds=float(fitted[1]),
+        doubling_seconds=float(fitted[2]),
+        largest_error=float(np.abs(parts @ fitted / times - 1.0).max()),
     )
 
 
 def _rows(
     question: Question,
-    machine: Machine,
+    cluster: Cluster,
     points: Sequence[Simulated],
     calibration: float,
     *,
@@ -158,7 +167,7 @@ def _rows(
 ) -> list[Row]:
     measured, options = question.measured, question.options
     alone = measured.step_seconds["1"]
-    per_node = _per_node(machine)
+    per_node = cluster.workers_per_node
     rows = []
     for point in points:
         n = point.workers
@@ -190,13 +199,7 @@ def _rows(
     return rows
 
 
-def _per_node(machine: Machine) -> int | None:
-    """None: all workers of the machine are in one node."""
-    first = machine.levels[0]
-    return first.workers if first.name == NODE else 1
-
-
-def _seconds(measured: MeasuredStep, machine: Machine, workers: int, grain_size: int) -> float:
+def _seconds(measured: MeasuredStep, cluster: Cluster, workers: int, grain_size: int) -> float:
     workload = workload_from(measured, grain_size=grain_size)
-    (point,) = simulate(workload, machine, [workers], policy=Static())
+    (point,) = simulate(workload, cluster, [workers], policy=Buckets())
     return point.step_seconds

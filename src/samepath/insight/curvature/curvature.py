@@ -25,7 +25,6 @@ from torch import Tensor
 from samepath.console import SilentWatcher, Watcher
 from samepath.data import GrainRequest, as_source
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.lanczos import top_eigenpairs
 from samepath.engine.run.measure import choose_sample, trained
 from samepath.engine.run.request import available_workers
@@ -38,6 +37,7 @@ from samepath.insight.curvature.landscape import filter_normalised, line, plane,
 from samepath.insight.curvature.result import Curvature, RunCurvature, run_from_json
 from samepath.insight.curvature.second_derivatives import refuse_undifferentiable
 from samepath.keys import key
+from samepath.owners import owned_folder
 from samepath.plan import Batch
 
 RISE_DIRECTIONS = 10

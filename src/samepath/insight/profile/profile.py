@@ -26,7 +26,6 @@ from samepath.engine.comm.collective import Collective, machine_name
 from samepath.engine.comm.environment import read_place
 from samepath.engine.comm.peers import Peers
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.owners import owned_folder
 from samepath.engine.run.options import Asked, Options, recipe_of, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import Session, start
@@ -35,10 +34,11 @@ from samepath.insight.profile.engines import ENGINES, Engine, make_engine
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, meet, numbers
+from samepath.owners import owned_folder
 from samepath.recipe import find_recipe
-from samepath.timing.clock import NOISE_CORES
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.step_times import Watch
+from samepath.timing.stopwatch import NOISE_CORES
+from samepath.timing.stopwatch_worker import BusyCores
 
 STEPS = 10
 MEASURE_SECONDS = 30.0
@@ -222,7 +222,7 @@ def _work(options: Options, request: ProfileRequest) -> Timings | None:
                 name: make_engine(name, recipe, options, session, recorder, peers.get(name), queue)
                 for name, recorder in recorders.items()
             }
-            watch = Watch()
+            watch = BusyCores()
             _take_turns(request, session, engines, recorders)
             busy_cores = watch.others(session.collective)
             return gather(session.collective, recorders, busy_cores)

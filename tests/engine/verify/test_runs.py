@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.verify.compare import Parting
-from samepath.engine.verify.routes import Found, Leg, Recorded, first_difference
-from samepath.engine.verify.trace import Trace
+from samepath.engine.verify.compare import Parting, RunParting, first_difference
+from samepath.engine.verify.runs import Leg, Recorded
+from samepath.engine.verify.trace import WorkerTrace
 from samepath.engine.verify.verify import stops_of
 
 END = {"status": "finished", "message": "", "digest": "d"}
 
 
-def trace(first: int = 0, last: int = 4, end: dict[str, str] = END) -> Trace:
+def trace(first: int = 0, last: int = 4, end: dict[str, str] = END) -> WorkerTrace:
     steps = [{"a": str(step)} for step in range(first, last + 1)]
-    return Trace(steps=steps, first_step=first, result=dict(end))
+    return WorkerTrace(steps=steps, first_step=first, result=dict(end))
 
 
-def run(*legs: list[Trace], log: list[dict[str, Any]] | None = None) -> Recorded:
+def run(*legs: list[WorkerTrace], log: list[dict[str, Any]] | None = None) -> Recorded:
     return Recorded(
         route=[Leg(len(leg), leg[0].last_step) for leg in legs],
         legs=list(legs),
@@ -44,35 +44,35 @@ def test_every_worker_of_every_leg_counts() -> None:
     other = trace(0, 2)
     other.steps[1]["a"] = "another"
     found = first_difference(REFERENCE, run([trace(0, 2), other], [trace(2, 4)]))
-    assert found == Found(0, 1, Parting(1, "a"))
+    assert found == RunParting(0, 1, Parting(1, "a"))
     later = trace(2, 4)
     later.steps[2]["a"] = "another"
     found = first_difference(REFERENCE, run([trace(0, 2)], [trace(2, 4), later]))
-    assert found == Found(1, 1, Parting(4, "a"))
+    assert found == RunParting(1, 1, Parting(4, "a"))
 
 
 def test_a_leg_that_ends_early_is_another_path() -> None:
     early = run([trace(0, 1)], [trace(1, 4)])
     early = Recorded(**(vars(early) | {"route": [Leg(1, 2), Leg(1, 4)]}))
-    assert first_difference(REFERENCE, early) == Found(0, 0, Parting(2, "status"))
+    assert first_difference(REFERENCE, early) == RunParting(0, 0, Parting(2, "status"))
 
 
 @pytest.mark.parametrize("name", ["status", "message", "digest"])
 def test_the_end_counts_though_no_step_shows_it(name: str) -> None:
     other = run([trace(), trace(end=END | {name: "another"})])
-    assert first_difference(REFERENCE, other) == Found(0, 1, Parting(4, name))
+    assert first_difference(REFERENCE, other) == RunParting(0, 1, Parting(4, name))
 
 
 def test_the_log_counts_though_no_step_shows_it() -> None:
     lines = [dict(line) for line in REFERENCE.log]
     lines[1]["train_loss"] = 0.75
     found = first_difference(REFERENCE, run([trace()], log=lines))
-    assert found == Found(0, 0, Parting(2, "logged train_loss"))
+    assert found == RunParting(0, 0, Parting(2, "logged train_loss"))
     lines[1] = REFERENCE.log[1] | {"valid_loss": 1.0}
     found = first_difference(REFERENCE, run([trace()], log=lines))
-    assert found == Found(0, 0, Parting(2, "logged valid_loss"))
+    assert found == RunParting(0, 0, Parting(2, "logged valid_loss"))
     found = first_difference(REFERENCE, run([trace()], log=REFERENCE.log[:1]))
-    assert found == Found(0, 0, Parting(4, "logged lines"))
+    assert found == RunParting(0, 0, Parting(4, "logged lines"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whose something is that outlives its process: a file in shared memory, a folder, a semaphore.
+"""The owner of what outlives its process: a file in shared memory, a folder, a semaphore.
 
 In: nothing; or a mark that was left in a name. Out: a mark of this process (its number, when it was
 born, and where that number means something); or whether the process of a mark lives. Guaranteed:
@@ -18,14 +18,14 @@ MARK = r"\d+-\d+-[0-9a-f]{8}"
 
 
 def mark() -> str:
-    """Of this process."""
+    """The mark of this process."""
     process = os.getpid()
     born = _born(process)
     return f"{process}-{born or 0}-{_world()}"
 
 
 def lives(mark: str) -> bool:
-    """The process that has left a mark. A number alone is that of an older samepath."""
+    """Whether the process that left a mark lives. A number alone is of an older samepath."""
     if mark.isdecimal():
         return _answers(int(mark))
     if re.fullmatch(MARK, mark) is None:
@@ -39,7 +39,7 @@ def lives(mark: str) -> bool:
 
 
 def owned_folder(kind: str = "") -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder that shows whose it is, should nobody be left to remove it."""
+    """A temporary folder that shows its owner, should no process be left to remove it."""
     return tempfile.TemporaryDirectory(prefix=f"samepath-{mark()}-{kind}")
 
 
@@ -52,8 +52,8 @@ def _answers(process: int) -> bool:
 
 
 def _born(process: int) -> int | None:
-    """When, in ticks since the machine was started; None for one that is not, or is dead and has
-    not been waited for."""
+    """When a process was born, in ticks since the machine was started; None for one that is not, or
+    is dead and has not been waited for."""
     try:
         facts = Path(f"/proc/{process}/stat").read_text()
     except OSError:

@@ -2,29 +2,34 @@
 
 In: a SimulationRequest: a recipe (which is then measured) or a folder with a measured step. Out: a
 Simulation. Guaranteed: bad input raises before anything is measured; nothing is written; every
-point says that it is modelled, and what was measured stands beside, apart.
+point says that it is modelled, and what was measured stands beside, apart; torch and the engine are
+loaded only to measure a recipe.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samepath.engine.run.options import Asked, Options, resolve
 from samepath.errors import UserError
-from samepath.recipe import find_recipe
-from samepath.study.results import NetworkFacts
-from samepath.timing.links import HERE
-from samepath.timing.machines import Machine, find_machine
+from samepath.timing.links import Cluster, check_cluster, find_cluster
 from samepath.timing.measured import MeasuredStep, read_measured
-from samepath.timing.model import TRIALS, Policy, Simulated, simulate
-from samepath.timing.policies import DDP, Queue, Static
-from samepath.timing.stopwatch import measure_step, workload_from
-from samepath.timing.workload import Scaling, Workload, share_out
+from samepath.timing.model import (
+    TRIALS,
+    Scaling,
+    Simulated,
+    Workload,
+    share_out,
+    simulate,
+    workload_from,
+)
+from samepath.timing.policies import DDP, Buckets, Policy, Queue
 
-POLICIES: dict[str, Policy] = {"static": Static(), "queue": Queue(), "ddp": DDP}
+POLICIES: dict[str, Policy] = {"samepath": Buckets(), "queue": Queue(), "ddp": DDP}
+OLD_NAME = "static"
+"""What samepath's own policy was called before; still accepted."""
 ALGORITHMS = ("samepath", "ring", "tree")
 MOST_WORKERS = 1536
 """Those of Gahlot et al. 2020, figure 8."""
@@ -32,7 +37,6 @@ MOST_CURVES = 8
 """A figure holds no more."""
 FLOOR = 0.5
 """Efficiency that is worth a word."""
-_ANY_LINK = NetworkFacts(name=HERE, how="measured", bytes_per_second=1.0, latency_seconds=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +49,10 @@ class SimulationRequest:
     """Such a folder, for a recipe that need not be measured again."""
     data: str | None = None
     keep: str | None = None
-    asked: Asked = field(default_factory=Asked)
-    """What the recipe is measured with."""
+    batch_size: int | None = None
+    grain_size: int | None = None
+    threads: int | None = None
+    """Of each worker, when a recipe is measured."""
     seconds: float = 30.0
     """For measuring."""
     workers: tuple[int, ...] = ()
@@ -61,8 +67,8 @@ class SimulationRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One policy on one machine."""
+class SimulatedCurve:
+    """One policy on one cluster."""
 
     policy: str
     network: str
@@ -88,7 +94,7 @@ class Simulation:
     stragglers: float
     seed: int
     trials: int
-    curves: tuple[Curve, ...]
+    curves: tuple[SimulatedCurve, ...]
 
     @property
     def measured_steps(self) -> dict[int, float]:
@@ -102,9 +108,9 @@ class Simulation:
 
 def run_simulation(request: SimulationRequest, tell: Callable[[str], None]) -> Simulation:
     """Measure or read a step, and simulate it everywhere."""
-    policies = {text: parse_policy(text) for text in request.policies}
+    policies = {policy_name(text): parse_policy(text) for text in request.policies}
     for text in request.networks:
-        find_machine(text, here=_ANY_LINK)
+        check_cluster(text)
     if len(policies) * len(request.networks) > MOST_CURVES:
         raise UserError(
             f"{len(policies)} policies on {len(request.networks)} networks are more than "
@@ -115,9 +121,7 @@ def run_simulation(request: SimulationRequest, tell: Callable[[str], None]) -> S
             f"--stragglers {request.stragglers:g}: give a number from 0 on, such as 0.1"
         )
     measured = find_measured(request, tell)
-    workload = workload_from(
-        measured, batch_size=request.asked.batch_size, grain_size=request.asked.grain_size
-    )
+    workload = workload_from(measured, batch_size=request.batch_size, grain_size=request.grain_size)
     workload = replace(workload, spread=replace(workload.spread, worker=request.stragglers))
     workers = sorted(set(request.workers)) or default_workers(workload, request.scaling)
     return Simulation(
@@ -128,12 +132,12 @@ def run_simulation(request: SimulationRequest, tell: Callable[[str], None]) -> S
         seed=request.seed,
         trials=request.trials,
         curves=tuple(
-            Curve(
+            SimulatedCurve(
                 policy=name,
                 network=network,
                 points=simulate(
                     workload,
-                    _machine(network, policy, measured),
+                    _cluster(network, policy, measured),
                     workers,
                     policy=policy,
                     scaling=request.scaling,
@@ -155,19 +159,25 @@ def default_workers(workload: Workload, scaling: Scaling) -> list[int]:
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
-def _machine(network: str, policy: Policy, measured: MeasuredStep) -> Machine:
-    """Only our own buckets travel through shared memory."""
-    ours = isinstance(policy, Static) and policy.algorithm == "samepath"
-    return find_machine(network, here=measured.local if ours else measured.network)
+def _cluster(network: str, policy: Policy, measured: MeasuredStep) -> Cluster:
+    """The cluster of this name; "here" only our own buckets travel through shared memory."""
+    ours = isinstance(policy, Buckets) and policy.algorithm == "samepath"
+    return find_cluster(network, here=measured.local if ours else measured.network)
+
+
+def policy_name(text: str) -> str:
+    """A policy as it is shown: under its name of today."""
+    name, colon, algorithm = text.partition(":")
+    return ("samepath" if name == OLD_NAME else name) + colon + algorithm
 
 
 def parse_policy(text: str) -> Policy:
-    """static, queue or ddp, with another way to reduce if wanted: static:tree."""
-    name, colon, algorithm = text.partition(":")
+    """samepath, queue or ddp, with another way to reduce if wanted: samepath:tree."""
+    name, colon, algorithm = policy_name(text).partition(":")
     if name not in POLICIES or (colon and algorithm not in ALGORITHMS):
         raise UserError(
             f"--policy {text}: use {', '.join(POLICIES)}, each with :{', :'.join(ALGORITHMS)} for "
-            "another way to reduce (static:tree)"
+            "another way to reduce (samepath:tree)"
         )
     policy = POLICIES[name]
     if algorithm == "tree" and isinstance(policy, Queue):
@@ -176,15 +186,19 @@ def parse_policy(text: str) -> Policy:
 
 
 def find_measured(request: SimulationRequest, tell: Callable[[str], None]) -> MeasuredStep:
-    """From a folder, or measured now."""
+    """The measured step of a folder, or one that is measured now."""
     if Path(request.source).is_dir():
         return read_measured(Path(request.source))
-    found = find_recipe(
-        request.source, request.data, request.keep, threads=request.asked.threads or 1
-    )
+    from samepath.engine.run.options import Asked, resolve
+    from samepath.recipe import find_recipe
+    from samepath.timing.stopwatch import measure_step
+
+    found = find_recipe(request.source, request.data, request.keep, threads=request.threads or 1)
     if request.profile is None:
-        options: Options = resolve(found, request.asked)
-        return measure_step(options, seconds=request.seconds, tell=tell)
+        asked = Asked(
+            batch_size=request.batch_size, grain_size=request.grain_size, threads=request.threads
+        )
+        return measure_step(resolve(found, asked), seconds=request.seconds, tell=tell)
     measured = read_measured(request.profile)
     if measured.identity != found.identity:
         raise UserError(
@@ -213,8 +227,14 @@ def verdict(simulation: Simulation) -> str:
     busy = simulation.curves[0].points[-1].busy_workers
     if busy < most:
         words.append(
-            f"A batch of {simulation.workload.batch_size} has only {busy} grains to share, so more "
-            f"than {busy} workers are idle; a larger batch (--batch-size) or --scaling weak has "
-            "more to do."
+            f"A batch of {simulation.workload.batch_size} has only {busy} grains to share, so "
+            f"workers beyond the {ordinal(busy)} are idle; a larger batch (--batch-size) or "
+            "--scaling weak has more to do."
         )
     return " ".join(words)
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, 11th, 22nd."""
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.launch import owners
+from samepath import owners
 
 BEYOND = 2**22 + 1
 """Above the largest number of a process."""
@@ -22,13 +22,13 @@ def test_this_process_lives() -> None:
 
 
 def test_one_that_has_ended_does_not() -> None:
-    code = "from samepath.engine.launch.owners import mark; print(mark())"
+    code = "from samepath.owners import mark; print(mark())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not owners.lives(ended.stdout.strip())
 
 
 def test_one_that_nobody_has_waited_for_does_not() -> None:
-    code = "from samepath.engine.launch.owners import mark; print(mark(), flush=True)"
+    code = "from samepath.owners import mark; print(mark(), flush=True)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as dead:
         assert dead.stdout is not None
         mark = dead.stdout.readline().strip()
@@ -53,7 +53,7 @@ def test_what_cannot_be_seen_from_here_is_not_called_dead() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="namespaces need root")
 def test_a_container_is_another_world() -> None:
-    code = "from samepath.engine.launch.owners import mark; print(mark())"
+    code = "from samepath.owners import mark; print(mark())"
     inner = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     ended = subprocess.run(inner, capture_output=True, text=True, check=True)
     assert ended.stdout.strip().split("-")[2] != owners.mark().split("-")[2]
@@ -68,7 +68,7 @@ def test_numbers_alone_are_of_an_older_samepath() -> None:
 def test_a_name_that_holds_anything() -> None:
     """/proc gives it between brackets, unquoted."""
     code = (
-        "from samepath.engine.launch import owners\n"
+        "from samepath import owners\n"
         "open('/proc/self/comm', 'w').write('a) Z 1 2 (')\n"
         "assert owners.lives(owners.mark())\n"
         "assert owners.mark().split('-')[1] != '0'\n"

@@ -8,18 +8,22 @@ A later leg knows nothing but the folder.
 
 from __future__ import annotations
 
+import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from samepath.engine.launch.reports import Interrupted
+from samepath.engine.launch.processes import interruptible
+from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
 from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
-from samepath.engine.verify.compare import Parting, first_parting
-from samepath.engine.verify.fresh_process import train_in_fresh_process
-from samepath.engine.verify.trace import Job, Trace, trace_path
+from samepath.engine.verify.trace import TraceJob, WorkerTrace, trace_path
+from samepath.orphans import die_with_parent
+from samepath.owners import owned_folder
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Recorded:
     """A run that was made."""
 
     route: Route
-    legs: list[list[Trace]]
+    legs: list[list[WorkerTrace]]
     """By leg and worker."""
     folders: list[Path]
     """By leg: where its traces are, and the state that was looked into."""
@@ -47,12 +51,12 @@ class Recorded:
     """Its metrics, without times."""
 
     @property
-    def first(self) -> Trace:
+    def first(self) -> WorkerTrace:
         return self.legs[0][0]
 
     @property
-    def last(self) -> list[Trace]:
-        """Of the leg that ended it, by worker."""
+    def last(self) -> list[WorkerTrace]:
+        """Traces of the leg that ended the run, by worker."""
         return self.legs[-1]
 
 
@@ -75,13 +79,13 @@ class Runner:
             place.mkdir(parents=True)
             is_last = number == len(route) - 1
             self._say(leg.num_workers, look_into, continued=number > 0)
-            job = Job(
+            job = TraceJob(
                 folder=place,
                 look_into=look_into if is_last else None,
                 keep_worker=keep_worker,
             )
             self._train(leg, folder / "run", job, resume=number > 0)
-            legs.append([Trace.read(trace_path(place, w)) for w in range(leg.num_workers)])
+            legs.append([WorkerTrace.read(trace_path(place, w)) for w in range(leg.num_workers)])
             folders.append(place)
         lines = RunFolder(folder / "run").read_metrics()
         log = [{name: v for name, v in line.items() if name != "seconds"} for line in lines]
@@ -94,7 +98,7 @@ class Runner:
         workers = "1 worker" if count == 1 else f"{count} workers"
         self._tell(f"{verb} {self._request.recipe} on {workers}")
 
-    def _train(self, leg: Leg, out: Path, job: Job, *, resume: bool) -> None:
+    def _train(self, leg: Leg, out: Path, job: TraceJob, *, resume: bool) -> None:
         request = replace(
             self._request,
             num_workers=leg.num_workers,
@@ -104,7 +108,7 @@ class Runner:
             watch=job,
         )
         if leg.num_workers == 1:
-            train_in_fresh_process(request)
+            _train_in_fresh_process(request)
         else:
             train(request)
         result = RunFolder(out).read()["result"]
@@ -112,40 +116,34 @@ class Runner:
             raise Interrupted(result.get("signal") or signal.SIGINT)
 
 
-class Found(NamedTuple):
-    """Where a run parts from another, and on which of its workers."""
-
-    leg: int
-    worker: int
-    parting: Parting
-
-
-def first_difference(reference: Recorded, run: Recorded) -> Found | None:
-    """Where a run leaves another one. All workers of a run hold the whole state."""
-    found = []
-    for number, (leg, workers) in enumerate(zip(run.route, run.legs, strict=True)):
-        stop = None if number == len(run.route) - 1 else leg.stop
-        for worker, trace in enumerate(workers):
-            parting = first_parting(reference.first, trace, stop)
-            if parting is not None:
-                found.append(Found(number, worker, parting))
-    if found:
-        return min(found, key=lambda f: (f.parting.step, f.leg, f.worker))
-    at_end = _at_end(reference, run)
-    return None if at_end is None else Found(len(run.legs) - 1, *at_end)
+def _train_in_fresh_process(request: Request) -> None:
+    """Train in a process of its own, as a person would start it: nothing that this process has done
+    reaches it. What it raises is raised here."""
+    with owned_folder() as reports:
+        with interruptible():
+            # -P: the folder one happens to be in is not importable under `samepath train`
+            command = [sys.executable, "-P", "-m", "samepath.engine.verify.runs"]
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+                try:
+                    process.communicate(pickle.dumps((request, Path(reports))))
+                except BaseException:
+                    process.kill()
+                    raise
+        for report in read_reports(Path(reports)).values():
+            raise report.error()
+        if process.returncode:
+            raise WorkerReport.of_exit(0, process.returncode, process.pid).error()
 
 
-def _at_end(reference: Recorded, run: Recorded) -> tuple[int, Parting] | None:
-    """What no step showed: how the run ended, its log, its digest."""
-    result = reference.first.result
-    for worker, trace in enumerate(run.last):
-        for name in ("status", "message", "digest"):
-            if trace.result[name] != result[name]:
-                return worker, Parting(trace.last_step, name)
-    for line, other in zip(reference.log, run.log, strict=False):
-        for name in (*line, *(n for n in other if n not in line)):
-            if line.get(name) != other.get(name):
-                return 0, Parting(line["step"], f"logged {name}")
-    if len(reference.log) != len(run.log):
-        return 0, Parting(run.last[0].last_step, "logged lines")
-    return None
+def _main() -> None:
+    die_with_parent()
+    request, reports = pickle.load(sys.stdin.buffer)
+    try:
+        train(request)
+    except BaseException as error:
+        WorkerReport.of_error(0, error).write(reports)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,1 +1,0 @@
-"""Steps on machines that are not there."""

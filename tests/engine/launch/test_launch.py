@@ -1,0 +1,71 @@
+"""A fixed number of workers needs none of what workers that come and go need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+RECIPE = Path(__file__).parents[2] / "parity" / "tiny_recipe.py"
+LOOK = """
+import json, sys, threading
+from pathlib import Path
+
+from samepath.engine.comm import store
+from samepath.engine.elastic import signed_store
+from samepath.engine.launch import launch as launching
+from samepath.engine.run.options import Asked
+from samepath.engine.run.train import Request, train
+
+recipe, out = sys.argv[1:]
+opened, threads = [], []
+open_store, wait = store.open_store, launching.start_workers
+
+
+def counted(address):
+    opened.append(address)
+    return open_store(address)
+
+
+def started(*arguments, **more):
+    workers = wait(*arguments, **more)
+    threads.extend(thread.name for thread in threading.enumerate())
+    return workers
+
+
+def refuse(*_):
+    raise AssertionError("a signed store")
+
+
+launching.open_store, launching.start_workers = counted, started
+signed_store.SignedStore.__init__ = refuse
+train(Request(recipe=recipe, num_workers=2, asked=Asked(epochs=1), out=Path(out)))
+elastic = [name for name in sys.modules if name.startswith("samepath.engine.") and (
+    name.endswith((".rendezvous", ".launch.elastic")))]
+print(json.dumps([opened, threads, elastic]))
+"""
+
+
+def test_a_fixed_number_opens_no_rendezvous(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LOOK, RECIPE, tmp_path / "run"], capture_output=True, text=True
+    )
+    assert ended.stdout == '[["127.0.0.1"], ["MainThread"], []]\n', ended.stderr
+    assert not (tmp_path / "run" / "meeting.json").exists()
+
+
+def test_its_workers_do_not_load_one_either(tmp_path: Path) -> None:
+    script = tmp_path / "look.py"
+    script.write_text(
+        "import sys, threading, samepath\n"
+        "with samepath.start() as session:\n"
+        "    names = [thread.name for thread in threading.enumerate()]\n"
+        "    elastic = [m for m in sys.modules if m.startswith('samepath.engine.elastic.')]\n"
+        "    session.print(names, elastic)\n"
+    )
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("samepath"), "run", "-n", "2", script],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == "['MainThread'] []\n", ended.stderr
