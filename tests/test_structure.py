@@ -18,7 +18,7 @@ from samepath.cli.main import cli
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "samepath"
 FLOW = [
-    {"errors", "keys", "orphans", "patience", "say", "terminal", "threads", "version", "builtin"},
+    {"console", "errors", "keys", "orphans", "threads", "version", "builtin"},
     {"faults"},
     {"files", "owners"},
     {"data"},

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.cluster import DBSCAN
 
-from samepath.curation.cluster import ClassClustering, cluster_class, k_distances, knee
-from samepath.curation.sampling import grid_cells, random_of_same_size, sample_grid
+from samepath.curation.cluster import (
+    ClassClustering,
+    cluster_class,
+    grid_cells,
+    k_distances,
+    knee,
+    sample_grid,
+)
+from samepath.curation.keep import random_control
+from samepath.data.keep_list import KeepList
 from samepath.errors import UserError
 
 
@@ -81,10 +89,10 @@ def test_without_a_knee_a_share_is_kept() -> None:
 
 def test_settings_by_class() -> None:
     points, labels = blobs(50, 50), np.repeat([0, 1], 50)
-    fitted = ClassClustering(eps={1: 0.01}, min_samples={0: 3}).fit(points, labels)
+    fitted = ClassClustering(eps={1: 0.01}, min_samples=3).fit(points, labels)
     zero, one = fitted.classes_
     assert (zero.how, zero.min_samples) == ("knee", 3)
-    assert (one.how, one.eps, one.min_samples) == ("given", 0.01, 5)
+    assert (one.how, one.eps, one.min_samples) == ("given", 0.01, 3)
     assert (fitted.labels_[50:] == -1).all(), "nothing is that close"
 
 
@@ -138,7 +146,14 @@ def test_the_control_has_as_many_of_each_class() -> None:
     labels = np.repeat([0, 1, 2], [50, 30, 20])
     kept = np.arange(100) % 3 == 0
     candidates = np.arange(100) % 10 != 0
-    chosen = random_of_same_size(kept, candidates, labels, seed=4)
+    keep_list = KeepList(
+        labels=labels,
+        positions=np.zeros((100, 2), np.float32),
+        clusters=np.zeros(100, np.int64),
+        kept=kept,
+        reasons=["" if each else "noise" for each in kept],
+    )
+    chosen = random_control(keep_list, candidates, seed=4).kept
     for label in range(3):
         assert chosen[labels == label].sum() == kept[labels == label].sum()
     assert not chosen[~candidates].any()

@@ -15,16 +15,16 @@ import pytest
 from safetensors.numpy import load_file
 
 from samepath.cli import main
+from samepath.console import SilentWatcher
 from samepath.curation.pipeline import curate
 from samepath.curation.request import CurateRequest
-from samepath.curation.watch import Silent
 from samepath.data.keep_list import KeepList, read_keep_list
 
 RECIPE = planted.__file__
 NOTES: list[str] = []
 
 
-class Noting(Silent):
+class Noting(SilentWatcher):
     def note(self, text: str) -> None:
         NOTES.append(text)
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from samepath.curation.duplicates import exact_duplicates, near_duplicates
 from samepath.curation.embed import nearest
 from samepath.curation.inputs import look
 from samepath.curation.keep import first_reasons
-from samepath.curation.reasons import far_from_all, label_errors
+from samepath.curation.reasons import exact_duplicates, far_from_all, label_errors, near_duplicates
 
 
 def clusters(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from samepath.console import WaitedTooLong
 from samepath.engine.comm.environment import Place
 from samepath.engine.elastic.machine import WorkerRange
 from samepath.engine.run import train as training
@@ -14,7 +15,6 @@ from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.run.train import train
 from samepath.errors import WorkerFailed
-from samepath.patience import WaitedTooLong
 from samepath.recipe import find_recipe
 
 LIMIT_SECONDS = 180

@@ -23,9 +23,8 @@ from measured_steps import LINK, made
 from torch import nn
 from ui_folders import make_finding, make_run
 
-from samepath.curation.cache import read_arrays, write_arrays
-from samepath.curation.extractor import load_from
-from samepath.curation.folder import CurationFolder
+from samepath.curation.folder import CurationWriter, read_arrays, write_arrays
+from samepath.curation.network import load_from
 from samepath.data import download
 from samepath.data.content import examples_identity, fingerprint_path
 from samepath.data.formats import cifar10
@@ -329,7 +328,7 @@ READERS = {
     "origin": Reader(
         file="cache/origin.json",
         make=curation_cache,
-        read=lambda f: CurationFolder(f).refuse(ORIGIN),
+        read=lambda f: CurationWriter(f).refuse(ORIGIN),
     ),
     "curation.json": in_explorer("curation.json"),
     "map": in_explorer("map.safetensors"),

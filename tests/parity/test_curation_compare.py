@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from samepath.console import SilentWatcher
 from samepath.curation.compare import Comparison, Wanted, compare, from_json
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.engine.run.options import Asked
@@ -25,19 +26,14 @@ RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 SIZES, DECAYS = (10, 20), (0.01, 0.1)
 
 
-class Quiet:
+class Counting(SilentWatcher):
     """Counts what is trained."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    def begin(self, waiting: Sequence[PlannedRun], done: int) -> None: ...
-    def look(self, running: Sequence[tuple[PlannedRun, int, float | None]]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def close(self) -> None: ...
-
-    def end(self, job: PlannedRun, status: str, epochs: float, loss: float | None) -> None:
-        self.ended.append(job.folder)
+    def end(self, what: str, said: str | None = None) -> None:
+        self.ended.append(what)
 
 
 def keep_list(path: Path, dropped: Sequence[int]) -> Path:
@@ -69,10 +65,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Comparison]:
         batch_sizes=SIZES,
         weight_decays=DECAYS,
     )
-    watcher = Quiet()
+    watcher = Counting()
     comparison = compare(request(folder), wanted, watcher)
     assert len(watcher.ended) == len(comparison.runs) == 3 * 2 * 2 * 2
-    watcher = Quiet()
+    watcher = Counting()
     again = compare(request(folder), wanted, watcher)
     assert watcher.ended == [], "nothing is trained twice"
     assert again == comparison
@@ -167,8 +163,8 @@ def test_what_cannot_be_compared(found: tuple[Path, Comparison], tmp_path: Path)
         (replace(wanted, batch_sizes=(41,)), "--batch-sizes 41 is larger than the data"),
     ):
         with pytest.raises(UserError, match=words):
-            compare(request(tmp_path), given, Quiet())
+            compare(request(tmp_path), given, Counting())
     assert not (tmp_path / "compare").exists()
     other = Wanted(filtered=folder / "random.csv", random=folder / "keep.csv")
     with pytest.raises(UserError, match="holds another study"):
-        compare(request(folder), other, Quiet())
+        compare(request(folder), other, Counting())

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from samepath.curation import cache, features
-from samepath.curation.cache import checksum
-from samepath.curation.extractor import Extractor
+from samepath.curation import features, folder
 from samepath.curation.features import Extraction, extract, plan_extraction
+from samepath.curation.folder import checksum
+from samepath.curation.network import Extractor
 from samepath.recipe import find_recipe
 
 RECIPE = str(Path(__file__).parents[1] / "helpers" / "curation_recipe.py")
@@ -77,7 +77,7 @@ def test_any_model_any_data_and_after_an_interruption(
     assert set(whole) == {"features", "losses"}
     assert whole["features"].shape == (70, 5)
 
-    write = cache.write_arrays
+    write = folder.write_arrays
     written: list[Path] = []
 
     def write_two(path: Path, arrays: Any) -> str:
@@ -98,7 +98,7 @@ def test_any_model_any_data_and_after_an_interruption(
 
     def read(path: Path) -> Any:
         kept.append(path.stat().st_mtime_ns)
-        return cache.read_arrays(path)
+        return folder.read_arrays(path)
 
     monkeypatch.setattr(features, "read_arrays", read)
     again = extract(extraction, model, tmp_path / "parts", num_workers=2)

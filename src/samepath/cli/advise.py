@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from samepath.cli.common import (
     data_option,
+    json_option,
     keep_option,
+    out_option,
     print_json,
     shaping_options,
     stdout_kept_for_json,
 )
+from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
-
-if TYPE_CHECKING:
-    from samepath.report.words import Tables
 
 
 @click.command()
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     help="The least efficiency (speed-up / workers) that is worth its cost.",
 )
 @click.option("--max-workers", type=int, metavar="N", help="Look no further than this.")
-@click.option("--price", type=float, metavar="P", help="Of a worker for an hour; adds a column.")
-@click.option("--minutes", type=float, metavar="M", help="How long it may take, about; 2.")
-@click.option("--quick", is_flag=True, help="In a minute.")
+@click.option("--price", type=float, metavar="P", help="Price of a worker-hour; adds a column.")
+@click.option("--minutes", type=float, metavar="M", help="About how long it may take.  [2]")
+@click.option("--quick", is_flag=True, help="Take about one minute.")
 @click.option("--steps", type=int, metavar="S", help="The most steps of each short run.")
 @shaping_options
-@click.option("--out", type=click.Path(path_type=Path), help="The folder; insight/RECIPE-advice-1.")
-@click.option("--json", "as_json", is_flag=True, help="Print advice.json and nothing else.")
+@out_option("The folder; insight/RECIPE-advice-1.")
+@json_option
 def advise(
     recipe: str,
     data: str | None,
@@ -63,7 +63,7 @@ def advise(
     out: Path | None,
     as_json: bool,
     **asked: Any,
-) -> int:
+) -> None:
     """Measure RECIPE here for two minutes, and say how many workers to take, and why.
 
     Times grains, updates and reductions on real workers; tries learning rates in short runs; trains
@@ -78,7 +78,6 @@ def advise(
       samepath advise nodules --network 1GbE-pairs --price 0.35
       samepath advise cifar10 --data cifar-10-batches-bin --minutes 10
     """
-    from samepath.cli.advise_display import AdviseDisplay
     from samepath.engine.run.options import Asked
     from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
     from samepath.insight.advise.advise import advise as find_advice
@@ -101,29 +100,9 @@ def advise(
     )
     folder = choose_folder("advice", recipe, out)
     with stdout_kept_for_json(as_json):
-        found, measured = find_advice(request, AdviseDisplay())
+        found, measured = find_advice(request, LiveWatcher())
         page = write_advice(found, measured, folder, recipe=recipe, command=request.command)
     if as_json:
         print_json(read_finding(folder, "advice"))
     else:
-        show(tables_in_short(found), found.verdict, page)
-    return 0
-
-
-def show(tables: Tables, verdict: str, page: Path) -> None:
-    """Titles, tables and a note below each; then the verdict, and where to see more."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for title, (head, *body), note in tables:
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for name, *cells in zip(head, *body, strict=True):
-            numbers = all(not cell or cell[0].isdigit() for cell in cells)
-            table.add_column(name, justify="right" if numbers else "left")
-        for row in body:
-            table.add_row(*row)
-        console.print(table)
-        console.print(f"{note}\n" if note else "", markup=False, highlight=False)
-    console.print(verdict, markup=False, highlight=False, style="bold")
-    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+        print_report(tables_in_short(found), found.verdict, page)

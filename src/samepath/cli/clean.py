@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from samepath.cli.common import json_option, print_json
+
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="List what would go; remove nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 def clean(dry_run: bool, as_json: bool) -> None:
     """Remove what processes that were killed have left on this machine.
 
@@ -20,7 +22,6 @@ def clean(dry_run: bool, as_json: bool) -> None:
       samepath clean --dry-run
       samepath clean
     """
-    from samepath.cli.common import print_json
     from samepath.engine.launch.leftovers import find, remove
 
     found = find()

@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""What several commands share: options, reading lists and numbers, JSON on standard output."""
 
 from __future__ import annotations
 
@@ -8,72 +8,48 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
 
+from samepath.console import say
 from samepath.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-workers_option = click.option(
-    "-n",
-    "num_workers",
-    default="auto",
-    show_default=True,
-    metavar="N",
-    help="Workers. auto: all of this machine's cores (or GPUs).",
-)
-
-_MACHINE = (
-    click.option(
-        "--here",
-        type=click.IntRange(1),
-        metavar="K",
-        help="Of a range: workers of this machine, at most. Its GPUs or cores when not given.",
-    ),
-    click.option(
-        "--interface",
-        metavar="NAME",
-        help="Of a range: the network interface (eth0) that other machines come through. Without "
-        "it only this machine is listened to.",
-    ),
-)
-
-data_option = click.option(
-    "--data", metavar="PATH", help="Data for a recipe that takes some (a file or folder)."
-)
-
-keep_option = click.option(
-    "--keep", metavar="FILE", help="A keep-list: train on the examples that it keeps."
-)
-
-other_hardware_option = click.option(
-    "--other-hardware",
-    is_flag=True,
-    help="Go on although the CPU, the GPU or the torch is another than the run's: from here on the "
-    "bits differ.",
-)
-
-_SHAPING = (
-    click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N."),
-    click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once."),
-    click.option(
-        "--seed", type=int, metavar="S", help="Order, initial weights, dropout, augmentation."
-    ),
-    click.option("--threads", type=int, metavar="T", help="Threads per worker (shapes the bits)."),
-    click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker."),
-)
+PATH = click.Path(path_type=Path)
 
 
-def shaping_options(command: Command) -> Command:
-    """What every command that trains can be told about the path, by the names of `Asked`."""
-    for option in reversed(_SHAPING):
-        command = option(command)
-    return command
+def parse_list(option: str, text: str) -> list[str]:
+    """Split 'a,b,c'."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UserError(f"{option} {text!r} names nothing; give a list, separated by commas")
+    return parts
+
+
+def parse_counts(option: str, text: str) -> list[int]:
+    """Read '1,2,4' as whole numbers of at least 1."""
+    parts = parse_list(option, text)
+    for part in parts:
+        if not part.isdecimal() or int(part) < 1:
+            raise UserError(
+                f"{option} {text}: {part!r} is not a whole number of at least 1; give numbers "
+                "separated by commas, such as 1,2,4"
+            )
+    return [int(part) for part in parts]
+
+
+def parse_number(text: str, least: float = -math.inf) -> float | None:
+    """Read a finite number of at least `least`; None: it is not one."""
+    with suppress(ValueError):
+        if least <= float(text) < math.inf:
+            return float(text)
+    return None
 
 
 def parse_workers(text: str) -> int | Literal["auto"]:
+    """Read what -n is given, for commands that take no range."""
     if text == "auto":
         return "auto"
     if not text.isdecimal() or int(text) < 1:
@@ -81,24 +57,8 @@ def parse_workers(text: str) -> int | Literal["auto"]:
     return int(text)
 
 
-def parse_range(text: str) -> tuple[int, int]:
-    """The two ends of a range of workers."""
-    least, _, most = text.partition(":")
-    if not (least.isdecimal() and most.isdecimal()) or not 1 <= int(least) <= int(most):
-        raise UserError(f"-n {text}: give a range as LEAST:MOST, such as 1:8")
-    return int(least), int(most)
-
-
-def parse_target(text: str) -> float | Literal["none"]:
-    if text == "none":
-        return "none"
-    with suppress(ValueError):
-        if math.isfinite(float(text)):
-            return float(text)
-    raise UserError(f"--target {text}: give a loss, such as 0.003, or 'none'")
-
-
 def parse_epoch(text: str) -> int | Literal["best"]:
+    """Read what --epoch is given."""
     if text == "best":
         return "best"
     if not text.isdecimal():
@@ -106,17 +66,141 @@ def parse_epoch(text: str) -> int | Literal["best"]:
     return int(text)
 
 
-def parse_counts(text: str) -> list[int]:
-    """'1,2,3' as numbers."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"-n {text}: give worker counts separated by commas, such as 1,2,3")
-    return [int(part) for part in parts]
+def parsed_by(parse: Callable[[str], Any]) -> Callable[..., Any]:
+    """Make a click callback: an option's text, if it was given, as what `parse` makes of it."""
+    return lambda context, option, text: None if text is None else parse(text)
+
+
+def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Make one decorator of several options, which are listed in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def out_option(help_text: str, **more: Any) -> Callable[[Command], Command]:
+    """--out, which is a folder for most commands."""
+    return click.option("--out", type=PATH, help=help_text, **more)
+
+
+def seed_option(help_text: str) -> Callable[[Command], Command]:
+    """--seed of commands that have one of their own, beside the path's."""
+    return click.option(
+        "--seed", type=int, default=0, show_default=True, metavar="S", help=help_text
+    )
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."
+)
+workers_option = click.option(
+    "-n",
+    "num_workers",
+    default="auto",
+    show_default=True,
+    metavar="N",
+    callback=parsed_by(parse_workers),
+    help="Workers. auto: all of this machine's cores (or GPUs).",
+)
+data_option = click.option(
+    "--data", metavar="PATH", help="Data for a recipe that takes some (a file or folder)."
+)
+keep_option = click.option(
+    "--keep", metavar="FILE", help="A keep-list: train on the examples that it keeps."
+)
+other_hardware_option = click.option(
+    "--other-hardware",
+    is_flag=True,
+    help="Go on although the CPU, the GPU or the torch is not the run's: from here on the exact "
+    "result differs.",
+)
+grain_option = click.option(
+    "--grain",
+    "grain_size",
+    type=int,
+    metavar="G",
+    help="Examples computed at once (a grain: the fixed piece of a batch).",
+)
+machine_options = all_of(
+    click.option(
+        "--here",
+        type=click.IntRange(1),
+        metavar="K",
+        help="Maximum workers on this machine (with -n MIN:MAX).  [its GPUs or cores]",
+    ),
+    click.option(
+        "--interface",
+        metavar="NAME",
+        help="Network interface, such as eth0, that other machines connect to (with -n MIN:MAX). "
+        "Without it only this machine can join.",
+    ),
+)
+shaping_options = all_of(
+    click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N."),
+    grain_option,
+    click.option(
+        "--seed", type=int, metavar="S", help="Order, initial weights, dropout, augmentation."
+    ),
+    click.option(
+        "--threads", type=int, metavar="T", help="Threads per worker (changes the exact result)."
+    ),
+    click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker."),
+)
+"""What every command that trains can be told about the path, by the names of `Asked`."""
+strategy_option = click.option(
+    "--strategy",
+    metavar="NAME",
+    help="How batch, rate and synchronisation change with k workers (see docs/strategies.md).",
+)
+epoch_option = click.option(
+    "--epoch",
+    metavar="E",
+    callback=parsed_by(parse_epoch),
+    help="Weights kept after E epochs, or best: at the lowest validation loss.  [newest]",
+)
+
+
+def refuse_given(names: tuple[str, ...], why: Callable[[str, str], str]) -> None:
+    """Refuse options that were typed and would be ignored; `why` is given name and option."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UserError(why(name, "--" + name.replace("_", "-")))
+
+
+def machine_of(here: int | None, interface: str | None) -> Any:
+    """What this machine brings to a run whose workers come and go (a MachineOffer)."""
+    from samepath.engine.comm.environment import LOOPBACK
+    from samepath.engine.elastic.machine import MachineOffer, interface_address
+    from samepath.engine.run.request import available_workers
+
+    return MachineOffer(
+        workers=here or available_workers(),
+        interface=interface,
+        address=LOOPBACK if interface is None else interface_address(interface),
+    )
+
+
+@contextmanager
+def to_be_continued(as_json: bool) -> Iterator[None]:
+    """Do what the same command can go on with after an interruption, and say so if there is one."""
+    from samepath.engine.launch.reports import Interrupted
+
+    with stdout_kept_for_json(as_json):
+        try:
+            yield
+        except (Interrupted, KeyboardInterrupt) as stopped:
+            say("stopped; the same command goes on from here")
+            raise click.exceptions.Exit(getattr(stopped, "exit_code", 130)) from None
 
 
 @contextmanager
 def stdout_kept_for_json(as_json: bool) -> Iterator[None]:
-    """What a recipe prints goes to standard error, on every worker, when the result is JSON."""
+    """Send what a recipe prints to standard error, on every worker, when the result is JSON."""
     if not as_json:
         yield
         return
@@ -131,28 +215,8 @@ def stdout_kept_for_json(as_json: bool) -> Iterator[None]:
         os.close(kept)
 
 
-def machine_options(command: Command) -> Command:
-    """What a machine brings to a run whose workers come and go."""
-    for option in reversed(_MACHINE):
-        command = option(command)
-    return command
-
-
-def machine_of(here: int | None, interface: str | None) -> Any:
-    """The same as a MachineOffer."""
-    from samepath.engine.comm.environment import LOOPBACK
-    from samepath.engine.elastic.machine import MachineOffer, interface_address
-    from samepath.engine.run.request import available_workers
-
-    return MachineOffer(
-        workers=here or available_workers(),
-        interface=interface,
-        address=LOOPBACK if interface is None else interface_address(interface),
-    )
-
-
 def print_json(content: Any) -> None:
-    """One object, the only thing on standard output; NaN and infinities as text."""
+    """Print one object, the only thing on standard output; NaN and infinities as text."""
     from samepath.files import finite
 
     click.echo(json.dumps(finite(content)))

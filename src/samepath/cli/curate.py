@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
 from samepath.cli.common import (
+    PATH,
     data_option,
-    parse_workers,
+    json_option,
+    out_option,
     print_json,
-    stdout_kept_for_json,
+    to_be_continued,
     workers_option,
 )
 from samepath.cli.curate_compare import compare
+from samepath.cli.train import RunDisplay
+from samepath.console import LiveWatcher, print_table
 from samepath.errors import UserError
 
 
@@ -41,17 +44,27 @@ class CurateGroup(click.Group):
         return self.itself.make_context(info_name, args, parent, **extra)
 
 
+def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
+    """Read '2.5' and 'cat=1.8' as values by class; the class of '' are all others."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise UserError(f"--eps {text}: give a distance, such as 2.5, or CLASS=2.5") from None
+    return found
+
+
 @click.command()
 @click.argument("recipe")
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Its folder."
-)
+@out_option("The folder to write.", required=True, metavar="DIR")
 @data_option
 @click.option("--keep", metavar="FILE", help="A keep-list to begin with: what it drops stays so.")
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="RUN",
     help="The network: a run's folder, or weights as .safetensors. Trained in DIR if not given.",
 )
@@ -87,6 +100,7 @@ class CurateGroup(click.Group):
 @click.option(
     "--eps",
     multiple=True,
+    callback=lambda context, option, texts: parse_eps(texts),
     metavar="[CLASS=]VALUE",
     help="Distance within which points are of one cluster, for all classes or one (again for "
     "more); the knee of the k-distances if not given.",
@@ -99,10 +113,8 @@ class CurateGroup(click.Group):
     "--rounds", type=int, default=1, show_default=True, metavar="R",
     help="Train on what is kept and curate again.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print curation.json and nothing else.")
-def curate_itself(
-    recipe: str, num_workers: str, eps: tuple[str, ...], as_json: bool, **asked: Any
-) -> int:
+@json_option
+def curate_itself(as_json: bool, **asked: Any) -> None:
     """Find the training examples of RECIPE that hurt, and write a keep-list without them.
 
     Features of a trained network are laid out on a map, every class is clustered on it, and what
@@ -127,62 +139,26 @@ def curate_itself(
     Did it help?
       samepath curate compare --help
     """
-    from samepath.cli.curate_display import CurateDisplay
-    from samepath.cli.display import LiveDisplay
     from samepath.curation.pipeline import curate as curate_request
     from samepath.curation.request import CurateRequest
-    from samepath.engine.launch.reports import Interrupted
     from samepath.report.curation import write_curation_report
 
     request = CurateRequest(
-        recipe=recipe,
-        num_workers=parse_workers(num_workers),
-        eps=parse_eps(eps),
-        command=tuple(sys.argv),
-        watcher=CurateDisplay,
-        display=LiveDisplay,
-        **asked,
+        command=tuple(sys.argv), watcher=LiveWatcher, display=RunDisplay, **asked
     )
-    with stdout_kept_for_json(as_json):
-        try:
-            about = curate_request(request)
-            page = write_curation_report(request.out)
-        except (Interrupted, KeyboardInterrupt) as stopped:
-            CurateDisplay().note("stopped; the same command goes on from here")
-            return getattr(stopped, "exit_code", 130)
+    with to_be_continued(as_json):
+        about = curate_request(request)
+        page = write_curation_report(request.out)
     if as_json:
         print_json(about)
     else:
         _summary(about, request.out, page)
-    return 0
-
-
-def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
-    """'2.5' and 'cat=1.8' as values by class; the class of '' are all others."""
-    found: dict[str, float] = {}
-    for text in texts:
-        name, _, value = text.rpartition("=")
-        with suppress(ValueError):
-            found[name] = float(value)
-            continue
-        raise UserError(f"--eps {text}: give a distance, such as 2.5, or CLASS=2.5")
-    return found
 
 
 def _summary(about: dict[str, Any], out: Path, page: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from samepath.report.curation import classes_table
 
-    console = Console()
-    head, *body = classes_table(about)
-    table = Table(box=None)
-    for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left")
-    for row in body:
-        table.add_row(*row)
-    console.print(table)
+    print_table(classes_table(about))
     kept, number = about["num_kept"], about["num_examples"]
     recipe, folder = shlex.quote(about["recipe"]), shlex.quote(str(out))
     data = f" --data {shlex.quote(about['data'])}" if about["data"] else ""
@@ -192,7 +168,7 @@ def _summary(about: dict[str, Any], out: Path, page: Path) -> None:
         f"look:   samepath explore {folder}",
         f"train:  samepath train {recipe}{data} --keep {folder}/keep.csv",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        click.echo(line)
 
 
 curate = CurateGroup("curate", short_help="Find the training examples that hurt; a keep-list.")

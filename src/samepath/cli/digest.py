@@ -6,10 +6,13 @@ from pathlib import Path
 
 import click
 
+from samepath.cli.common import PATH, json_option, print_json
+from samepath.console import say
+
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("run", type=PATH)
+@json_option
 def digest(run: Path, as_json: bool) -> None:
     """Recompute the digest of RUN from its newest checkpoint.
 
@@ -19,14 +22,13 @@ def digest(run: Path, as_json: bool) -> None:
     \b
     Example: samepath digest runs/digits-1
     """
-    from samepath.cli.common import print_json
     from samepath.engine.state.checkpoint import load_newest
     from samepath.engine.state.run_folder import RunFolder
     from samepath.errors import CheckpointDamaged
 
     folder = RunFolder(run)
     recorded = (folder.read()["result"] or {}).get("digest")
-    found = load_newest(folder.checkpoints, lambda text: click.echo(f"samepath: {text}", err=True))
+    found = load_newest(folder.checkpoints, say)
     if found is None:
         raise CheckpointDamaged(f"{run} holds no checkpoint that can be read")
     step = found.state.structure["step"]

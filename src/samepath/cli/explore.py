@@ -6,12 +6,15 @@ from pathlib import Path
 
 import click
 
+from samepath.cli.common import PATH, json_option, print_json
+from samepath.console import status
+
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("folder", type=PATH, metavar="DIR")
 @click.option(
     "--keep",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Keep-list to begin from.  [the newest in DIR, or the one with unsaved edits]",
 )
@@ -20,11 +23,11 @@ import click
 @click.option(
     "--export",
     "out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="OUT",
     help="Write one self-contained page (.html) or a table (.csv, .parquet) instead of serving.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 def explore(
     folder: Path,
     keep: Path | None,
@@ -47,21 +50,18 @@ def explore(
     import webbrowser
     from contextlib import ExitStack
 
-    from rich.console import Console
-
-    from samepath.cli.common import print_json
     from samepath.web.explorer.app import open_explorer
     from samepath.web.explorer.explorer import Explorer
     from samepath.web.explorer.exports import write_export
 
-    status = Console(stderr=True).status("opening the map ...")
+    opening = status("opening the map ...")
     if out is not None:
-        with status:
+        with opening:
             write_export(Explorer(folder, keep, read_only=True), out)
         print_json({"export": str(out)}) if as_json else click.echo(out)
         return
     with ExitStack() as stack:
-        with status:
+        with opening:
             explorer, page = stack.enter_context(open_explorer(folder, keep, port))
         if as_json:
             print_json({"address": page.address, "keep": str(explorer.keep)})

@@ -8,33 +8,38 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from importlib import import_module
 from typing import NoReturn
 
 import click
 
-from samepath.cli.advise import advise
-from samepath.cli.clean import clean
-from samepath.cli.cubes import cubes
-from samepath.cli.curate import curate
-from samepath.cli.curvature import curvature
-from samepath.cli.data import download
-from samepath.cli.digest import digest
-from samepath.cli.explore import explore
-from samepath.cli.generate import generate
-from samepath.cli.join import join
-from samepath.cli.profile import profile
-from samepath.cli.recipes import recipes
-from samepath.cli.run import run
-from samepath.cli.show import show
-from samepath.cli.simulate import simulate
-from samepath.cli.study import study
-from samepath.cli.tensorboard import tensorboard
-from samepath.cli.train import train
-from samepath.cli.ui import ui
-from samepath.cli.verify import verify
+from samepath.console import say
 from samepath.errors import SamepathError
-from samepath.say import say
 from samepath.version import __version__
+
+COMMANDS = [
+    "train",
+    "join",
+    "verify",
+    "study",
+    "show",
+    "generate",
+    "cubes",
+    "download",
+    "run",
+    "digest",
+    "recipes",
+    "curate",
+    "explore",
+    "curvature",
+    "ui",
+    "tensorboard",
+    "simulate",
+    "advise",
+    "profile",
+    "clean",
+]
+"""Each is the module of this folder, and the command in it, of that name."""
 
 # torch's libraries answer a peer that is gone with a page of C++ frames; we say it in a line
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -52,29 +57,8 @@ def cli() -> None:
     """
 
 
-for command in (
-    train,
-    join,
-    verify,
-    study,
-    show,
-    generate,
-    cubes,
-    download,
-    run,
-    digest,
-    recipes,
-    curate,
-    explore,
-    curvature,
-    ui,
-    tensorboard,
-    simulate,
-    advise,
-    profile,
-    clean,
-):
-    cli.add_command(command)
+for name in COMMANDS:
+    cli.add_command(getattr(import_module(f"samepath.cli.{name}"), name))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from samepath.cli.common import (
     data_option,
+    json_option,
     keep_option,
-    parse_workers,
+    out_option,
+    parse_list,
     print_json,
     shaping_options,
     stdout_kept_for_json,
     workers_option,
 )
-from samepath.say import say
+from samepath.console import LiveWatcher, print_report, say
 
 
 @click.command()
@@ -59,15 +61,13 @@ from samepath.say import say
 )
 @click.option("--no-measure", is_flag=True, help="Leave out measured.json (half a minute).")
 @shaping_options
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The folder; insight/RECIPE-profile-1."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print profile.json and nothing else.")
+@out_option("The folder; insight/RECIPE-profile-1.")
+@json_option
 def profile(
     recipe: str,
     data: str | None,
     keep: str | None,
-    num_workers: str,
+    num_workers: int | Literal["auto"],
     engines: tuple[str, ...],
     steps: int,
     cycle_ms: float,
@@ -76,7 +76,7 @@ def profile(
     out: Path | None,
     as_json: bool,
     **asked: Any,
-) -> int:
+) -> None:
     """Show where the time of RECIPE's steps goes on real workers, engine by engine.
 
     A timeline of every worker (load, forward, backward, each bucket's reduction, waiting, update),
@@ -91,8 +91,6 @@ def profile(
       samepath profile nodules -n 2 --engine samepath,ddp,queue
       samepath profile my_recipe.py -n 4 --engine queue --cycle-ms 1 --steps 30
     """
-    from samepath.cli.profile_display import ProfileDisplay
-    from samepath.cli.study import print_tables
     from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder, read_finding
     from samepath.insight.profile.profile import ProfileRequest
@@ -106,31 +104,29 @@ def profile(
         write_profile,
     )
 
-    names = [part.strip() for text in engines for part in text.split(",") if part.strip()]
     request = ProfileRequest(
         recipe=recipe,
         data=data,
         keep=keep,
-        num_workers=parse_workers(num_workers),
-        engines=tuple(names) if engines else ("samepath",),
+        num_workers=num_workers,
+        engines=tuple(parse_list("--engine", ",".join(engines))) if engines else ("samepath",),
         steps=steps,
         asked=Asked(**asked),
         queue=QueueSettings(
             cycle_seconds=cycle_ms / 1e3, fusion_bytes=round(fusion_mib * (1 << 20))
         ),
         measure=not no_measure,
-        watcher=ProfileDisplay,
+        watcher=LiveWatcher,
     )
     folder = choose_folder("profile", recipe, out)
     with stdout_kept_for_json(as_json):
         found = profile_recipe(request, say)
         if found is None:  # a launcher's worker: the first one writes
-            return 0
+            return
         page = write_profile(found, folder, recipe=recipe, command=sys.argv)
     if as_json:
         print_json({**read_finding(folder, "profile"), "folder": str(folder)})
-        return 0
-    print_tables(tables_in_short(found), summary(found), page)
+        return
+    print_report(tables_in_short(found), summary(found), page)
     traces = [str(folder / trace_name(each.engine)) for each in found.timelines]
     click.echo(f"trace{'s' if len(traces) > 1 else ''}: {', '.join(traces)}; {OPEN}")
-    return 0

@@ -6,9 +6,11 @@ import json
 
 import click
 
+from samepath.cli.common import json_option
+
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def recipes(as_json: bool) -> None:
     """List the built-in recipes, one line each.
 

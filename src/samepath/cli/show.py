@@ -6,12 +6,15 @@ from pathlib import Path
 
 import click
 
+from samepath.cli.common import PATH, json_option, out_option, print_json, stdout_kept_for_json
+from samepath.console import status
+
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("others", type=click.Path(path_type=Path), nargs=-1)
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to draw into.  [RUN/show]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.argument("run", type=PATH)
+@click.argument("others", type=PATH, nargs=-1)
+@out_option("Folder to draw into.  [RUN/show]")
+@json_option
 def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Draw what RUN learned: loss curves, and what its recipe has to show, on one page.
 
@@ -25,12 +28,9 @@ def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -
       samepath show runs/nodules-1
       samepath show runs/one-worker runs/two-workers
     """
-    from rich.console import Console
-
-    from samepath.cli.common import print_json, stdout_kept_for_json
     from samepath.report.show import show_run
 
-    with stdout_kept_for_json(as_json), Console(stderr=True).status("drawing ..."):
+    with stdout_kept_for_json(as_json), status("drawing ..."):
         page = show_run(run, out, others)
     pictures = sorted(str(path) for path in page.parent.glob("*.png"))
     if as_json:

@@ -4,16 +4,52 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from samepath.cli.common import data_option, keep_option, print_json, stdout_kept_for_json
-from samepath.cli.study import parse_list, print_tables
+from samepath.cli.common import (
+    PATH,
+    data_option,
+    grain_option,
+    json_option,
+    keep_option,
+    out_option,
+    parse_list,
+    parsed_by,
+    print_json,
+    refuse_given,
+    seed_option,
+    stdout_kept_for_json,
+)
+from samepath.console import print_report, say, status
 from samepath.errors import UserError
 
 _FOR_MEASURING = ("data", "keep", "threads", "seconds", "profile")
 MOST_WORKERS = 100_000
+
+
+def parse_worker_range(text: str) -> list[int]:
+    """Read '1,2,96', or '1:1536' (also '1,...,1536'): doubled from the first to the last."""
+    found: list[int] = []
+    for part in parse_list("--workers", text.replace(" ", "").replace(",...,", ":")):
+        first, colon, last = part.partition(":")
+        ends = [first, last] if colon else [first]
+        if not all(end.isdecimal() and 1 <= int(end) <= MOST_WORKERS for end in ends):
+            raise UserError(
+                f"--workers {text}: {part!r} is no number of workers from 1 to {MOST_WORKERS:,}; "
+                "give a list such as 1,2,4,96, or a range such as 1:1536"
+            )
+        number, stop = int(ends[0]), int(ends[-1])
+        if number > stop:
+            raise UserError(
+                f"--workers {text}: {part!r} ends before it begins; try {stop}:{number}"
+            )
+        while number < stop:
+            found.append(number)
+            number *= 2
+        found.append(stop)
+    return sorted(set(found))
 
 
 @click.command()
@@ -23,6 +59,7 @@ MOST_WORKERS = 100_000
 @click.option(
     "--workers",
     metavar="LIST",
+    callback=parsed_by(parse_worker_range),
     help="Numbers of workers: 1,2,4,96, or 1:1536 for 1, 2, 4 and so on to 1536.  [1:1536, or to "
     "where all grains of the batch have a worker]",
 )
@@ -51,7 +88,7 @@ MOST_WORKERS = 100_000
     help="Workers share one batch, or have one each.",
 )
 @click.option("--batch-size", type=int, metavar="B", help="Of a step (weak: of each worker's).")
-@click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once.")
+@grain_option
 @click.option("--threads", type=int, metavar="T", help="Threads per worker, for measuring.")
 @click.option(
     "--stragglers",
@@ -61,7 +98,7 @@ MOST_WORKERS = 100_000
     metavar="SIGMA",
     help="Workers differ in a step by this much (standard deviation of the logarithm).",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="Of the draws.")
+@seed_option("Of the random draws.")
 @click.option("--trials", type=int, default=200, show_default=True, help="Steps simulated of each.")
 @click.option(
     "--seconds",
@@ -73,30 +110,20 @@ MOST_WORKERS = 100_000
 )
 @click.option(
     "--profile",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FOLDER",
     help="A profile or an advice of the recipe, instead of measuring it again.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write.")
-@click.option("--json", "as_json", is_flag=True, help="Print simulation.json and nothing else.")
+@out_option("Folder to write.")
+@json_option
 def simulate(
     source: str,
-    data: str | None,
-    keep: str | None,
-    workers: str | None,
+    workers: list[int] | None,
     network: str,
     policy: str,
-    scaling: str,
-    batch_size: int | None,
-    grain_size: int | None,
-    threads: int | None,
-    stragglers: float,
-    seed: int,
-    trials: int,
-    seconds: float,
-    profile: Path | None,
     out: Path | None,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     """Simulate a recipe's step on machines you do not have, to thousands of workers.
 
@@ -109,76 +136,32 @@ def simulate(
       samepath simulate cifar10-small --scaling weak --network summit --policy ddp:tree,queue:tree
       samepath simulate insight/nodules-advice-1 --network 1GbE,10GbE --stragglers 0.1
     """
-    from rich.console import Console
-
     from samepath.insight.folder import choose_folder
     from samepath.insight.simulate import SimulationRequest, run_simulation, verdict
     from samepath.report.simulate import NOTE, PAGE, curve_table, write_simulation
 
     from_folder = Path(source).is_dir()
     if from_folder:
-        _refuse_for_measuring(source)
+        refuse_given(
+            _FOR_MEASURING,
+            lambda name, option: (
+                f"{option} is for a recipe, but {source} has been measured already; leave it out"
+            ),
+        )
     request = SimulationRequest(
         source=source,
-        profile=profile,
-        data=data,
-        keep=keep,
-        batch_size=batch_size,
-        grain_size=grain_size,
-        threads=threads,
-        seconds=seconds,
-        workers=() if workers is None else tuple(parse_worker_range(workers)),
+        workers=tuple(workers or ()),
         networks=tuple(dict.fromkeys(parse_list("--network", network))),
         policies=tuple(dict.fromkeys(parse_list("--policy", policy))),
-        scaling="weak" if scaling == "weak" else "strong",
-        stragglers=stragglers,
-        seed=seed,
-        trials=trials,
+        **asked,
     )
     folder = choose_folder("simulation", Path(source).name if from_folder else source, out)
-    console = Console(stderr=True)
-
-    def tell(text: str) -> None:
-        console.print(f"samepath: {text}", markup=False, highlight=False, soft_wrap=True)
-
-    with stdout_kept_for_json(as_json), console.status("measuring and simulating"):
-        simulation = run_simulation(request, tell)
+    with stdout_kept_for_json(as_json), status("measuring and simulating"):
+        simulation = run_simulation(request, say)
         content = write_simulation(folder, simulation, sys.argv)
     if as_json:
         print_json({"folder": str(folder), **content})
         return
     tables = [(f"{c.name} (modelled)", curve_table(c), "") for c in simulation.curves]
     *others, (title, rows, _) = tables
-    print_tables([*others, (title, rows, NOTE)], verdict(simulation), folder / PAGE)
-
-
-def _refuse_for_measuring(folder: str) -> None:
-    context = click.get_current_context()
-    for name in _FOR_MEASURING:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UserError(
-                f"--{name} is for a recipe, but {folder} has been measured already; leave it out"
-            )
-
-
-def parse_worker_range(text: str) -> list[int]:
-    """'1,2,96' or '1:1536' (also '1,...,1536'): doubled from the first to the last."""
-    found: list[int] = []
-    for part in parse_list("--workers", text.replace(" ", "").replace(",...,", ":")):
-        first, colon, last = part.partition(":")
-        ends = [first, last] if colon else [first]
-        if not all(end.isdecimal() and 1 <= int(end) <= MOST_WORKERS for end in ends):
-            raise UserError(
-                f"--workers {text}: {part!r} is no number of workers from 1 to {MOST_WORKERS:,}; "
-                "give a list such as 1,2,4,96, or a range such as 1:1536"
-            )
-        number, stop = int(ends[0]), int(ends[-1])
-        if number > stop:
-            raise UserError(
-                f"--workers {text}: {part!r} ends before it begins; try {stop}:{number}"
-            )
-        while number < stop:
-            found.append(number)
-            number *= 2
-        found.append(stop)
-    return sorted(set(found))
+    print_report([*others, (title, rows, NOTE)], verdict(simulation), folder / PAGE)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.core import ParameterSource
 
 from samepath.cli.common import (
     data_option,
+    grain_option,
+    json_option,
     keep_option,
     other_hardware_option,
+    out_option,
+    parse_counts,
+    parse_list,
+    parse_number,
+    parsed_by,
     print_json,
-    stdout_kept_for_json,
+    refuse_given,
+    to_be_continued,
 )
+from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
-    from samepath.report.words import Rows
     from samepath.study.results import GridStudy, Study
 
 _OF_A_RACE = (
@@ -37,6 +41,38 @@ _INSTEAD = {
     "learning_rate": "give --learning-rates",
     "batch_size": "give all sizes to --batch-sizes",
 }
+
+
+def parse_rate(text: str) -> float | Literal["largest"]:
+    """Read what --learning-rate is given."""
+    if text == "largest":
+        return "largest"
+    rate = parse_number(text)
+    if rate is None or rate <= 0:
+        raise UserError(f"--learning-rate {text}: give a rate above 0, or 'largest'")
+    return rate
+
+
+def parse_rates(text: str) -> list[float]:
+    """Read what --learning-rates is given."""
+    rates = [parse_rate(part) for part in parse_list("--learning-rates", text)]
+    if "largest" in rates:
+        raise UserError(f"--learning-rates {text}: give numbers separated by commas")
+    return [float(rate) for rate in rates]
+
+
+def parse_target(text: str) -> dict[str, Any]:
+    """Read what --target is given, as fields of a StudyRequest."""
+    word, colon, fraction = text.partition(":")
+    if word == "auto":
+        part = parse_number(fraction)
+        if not colon:
+            return {"target": "auto"}
+        if part is not None and 0 < part <= 1:
+            return {"target": "auto", "fraction": part}
+    elif (loss := parse_number(text)) is not None:
+        return {"target": loss}
+    raise UserError(f"--target {text}: give a loss, such as 0.003, or auto, or auto:0.5")
 
 
 @click.command()
@@ -56,14 +92,17 @@ _INSTEAD = {
 @click.option(
     "--target",
     metavar="LOSS",
-    help="Validation loss to race to; auto[:FRACTION]: what the sequential run comes to after half "
-    "(or this part) of its epochs. The recipe's when not given, else auto.",
+    callback=parsed_by(parse_target),
+    help="Validation loss to race to; auto[:FRACTION]: what the sequential run (one worker, the "
+    "recipe's batch) comes to after half (or this part) of its epochs. The recipe's when not "
+    "given, else auto.",
 )
 @click.option("--seeds", type=int, default=1, show_default=True, metavar="N", help="Runs of each.")
 @click.option("--max-epochs", type=int, metavar="E", help="Most epochs of a run; the recipe's.")
 @click.option(
     "--learning-rate",
     metavar="R",
+    callback=parsed_by(parse_rate),
     help="In place of the recipe's; largest: the largest at which one worker still converges.",
 )
 @click.option(
@@ -75,7 +114,7 @@ _INSTEAD = {
     "workers of this machine), or one you measured, such as 940Mbit/s:60us.",
 )
 @click.option("--batch-size", type=int, metavar="B", help="Of the sequential run.")
-@click.option("--grain", "grain_size", type=int, metavar="G", help="Examples computed at once.")
+@grain_option
 @click.option(
     "--patience",
     type=int,
@@ -87,30 +126,25 @@ _INSTEAD = {
 @click.option(
     "--batch-sizes", metavar="LIST", help="Instead of a race: accuracy against batch size,"
 )
-@click.option("--learning-rates", metavar="LIST", help="at each of these rates.")
+@click.option(
+    "--learning-rates",
+    metavar="LIST",
+    callback=parsed_by(parse_rates),
+    help="at each of these rates.",
+)
 @other_hardware_option
-@click.option("--out", type=click.Path(path_type=Path), help="The study's folder; studies/RECIPE.")
-@click.option("--json", "as_json", is_flag=True, help="Print study.json and nothing else.")
+@out_option("The study's folder; studies/RECIPE.")
+@json_option
 def study(
-    recipe: str,
-    data: str | None,
-    keep: str | None,
     strategies: str,
     workers: str,
-    target: str | None,
+    target: dict[str, Any] | None,
     seeds: int,
-    max_epochs: int | None,
-    learning_rate: str | None,
-    network: str,
-    batch_size: int | None,
-    grain_size: int | None,
-    patience: int,
     batch_sizes: str | None,
-    learning_rates: str | None,
-    other_hardware: bool,
-    out: Path | None,
+    learning_rates: list[float] | None,
     as_json: bool,
-) -> int:
+    **asked: Any,
+) -> None:
     """Race strategies for k workers to a loss, and say which gets there soonest.
 
     The workers are virtual: k changes batch, rate and staleness, and runs are trained on what this
@@ -124,8 +158,6 @@ def study(
       samepath study nodules-small --learning-rate largest --network 10GbE
       samepath study digits --batch-sizes 16,64,256 --learning-rates 0.001,0.003,0.01
     """
-    from samepath.cli.study_display import StudyDisplay
-    from samepath.engine.launch.reports import Interrupted
     from samepath.report.study import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest
@@ -135,128 +167,30 @@ def study(
     if learning_rates is not None and batch_sizes is None:
         raise UserError("--learning-rates needs --batch-sizes; for a race, use --learning-rate")
     if batch_sizes is not None:
-        refuse_of_a_race()
-    loss, fraction = parse_study_target(target)
+        refuse_given(_OF_A_RACE, _not_of_a_race)
     request = StudyRequest(
-        recipe=recipe,
-        data=data,
-        keep=keep,
         strategies=tuple(parse_list("--strategies", strategies)),
         workers=tuple(parse_counts("--workers", workers)),
-        target=loss,
-        **({} if fraction is None else {"fraction": fraction}),
         seeds=parse_counts("--seeds", str(seeds))[0],
-        max_epochs=max_epochs,
-        learning_rate=None if learning_rate is None else parse_rate(learning_rate),
-        network=network,
-        batch_size=batch_size,
-        grain_size=grain_size,
-        patience=patience,
-        out=out,
         command=tuple(sys.argv),
-        other_hardware=other_hardware,
+        **(target or {}),
+        **asked,
     )
     sizes = [] if batch_sizes is None else parse_counts("--batch-sizes", batch_sizes)
-    rates = [] if learning_rates is None else parse_rates(learning_rates)
-    watcher = StudyDisplay()
-    with stdout_kept_for_json(as_json):
+    watcher = LiveWatcher(own_thread=False)
+    with to_be_continued(as_json):
         found: Study | GridStudy
-        try:
-            grid = sizes and batch_study(request, sizes, rates, watcher)
-            found = grid or race(request, watcher)
-        except Interrupted as stopped:
-            watcher.note("stopped; the same command goes on from here")
-            return stopped.exit_code
+        if sizes:
+            found = batch_study(request, sizes, learning_rates or [], watcher)
+        else:
+            found = race(request, watcher)
         found, page = finish_study(found, request.folder)
     if as_json:
         print_json(to_json(found))
     else:
-        print_tables(tables_in_short(found), found.verdict, page)
-    return 0
+        print_report(tables_in_short(found), found.verdict, page)
 
 
-def refuse_of_a_race() -> None:
-    """What a study of batch sizes has no use for is not silently left aside."""
-    context = click.get_current_context()
-    for name in _OF_A_RACE:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "--" + name.replace("_", "-")
-            instead = _INSTEAD.get(name, f"leave {option} out")
-            raise UserError(
-                f"{option} is for a race of strategies and --batch-sizes is none; {instead}"
-            )
-
-
-def print_tables(tables: list[tuple[str, Rows, str]], verdict: str, page: Path) -> None:
-    """Titles, tables and a note below each; then the verdict, and where to see more."""
-    from rich.console import Console
-
-    console = Console()
-    for title, rows, note in tables:
-        console.print(_table(title, rows))
-        console.print(f"{note}\n" if note else "", markup=False, highlight=False)
-    console.print(verdict, markup=False, highlight=False)
-    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _table(title: str, rows: list[list[str]]) -> object:
-    from rich.table import Table
-
-    head, *body = rows
-    table = Table(title=title, title_justify="left", box=None)
-    for name in head:
-        table.add_column(name, justify="right")
-    for row in body:
-        table.add_row(*row)
-    return table
-
-
-def parse_list(option: str, text: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise UserError(f"{option} {text!r} names nothing; give a list, separated by commas")
-    return parts
-
-
-def parse_counts(option: str, text: str) -> list[int]:
-    parts = parse_list(option, text)
-    for part in parts:
-        if not part.isdecimal() or int(part) < 1:
-            raise UserError(
-                f"{option} {text}: {part!r} is not a whole number of at least 1; give numbers "
-                "separated by commas, such as 1,2,4"
-            )
-    return [int(part) for part in parts]
-
-
-def parse_rate(text: str) -> float | Literal["largest"]:
-    if text == "largest":
-        return "largest"
-    with suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise UserError(f"--learning-rate {text}: give a rate above 0, or 'largest'")
-
-
-def parse_rates(text: str) -> list[float]:
-    rates = [parse_rate(part) for part in parse_list("--learning-rates", text)]
-    if "largest" in rates:
-        raise UserError(f"--learning-rates {text}: give numbers separated by commas")
-    return [float(rate) for rate in rates]
-
-
-def parse_study_target(
-    text: str | None,
-) -> tuple[float | Literal["auto"] | None, float | None]:
-    """A loss or auto, and the fraction that auto was given."""
-    if text is None:
-        return None, None
-    word, colon, fraction = text.partition(":")
-    with suppress(ValueError):
-        if word == "auto" and not colon:
-            return "auto", None
-        if word == "auto" and 0 < float(fraction) <= 1:
-            return "auto", float(fraction)
-        if math.isfinite(float(text)):
-            return float(text), None
-    raise UserError(f"--target {text}: give a loss, such as 0.003, or auto, or auto:0.5")
+def _not_of_a_race(name: str, option: str) -> str:
+    instead = _INSTEAD.get(name, f"leave {option} out")
+    return f"{option} is for a race of strategies and --batch-sizes is none; {instead}"

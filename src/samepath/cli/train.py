@@ -1,32 +1,41 @@
-"""`samepath train`."""
+"""`samepath train`, and what a person sees of a run."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from samepath.cli.common import (
     data_option,
+    json_option,
     keep_option,
     machine_of,
     machine_options,
     other_hardware_option,
-    parse_range,
-    parse_target,
+    out_option,
+    parse_number,
     parse_workers,
+    parsed_by,
     print_json,
     shaping_options,
     stdout_kept_for_json,
+    strategy_option,
 )
+from samepath.console import LiveWatcher, count, may_be_closed, say
 from samepath.errors import UserError
-from samepath.terminal import may_be_closed
 
+if TYPE_CHECKING:
+    from samepath.engine.run.options import Options
+    from samepath.engine.step.settings import StepResult
+
+LINE_SECONDS = 5.0
 _SHOWN = (
     "steps",
     "train_loss",
@@ -39,6 +48,23 @@ _SHOWN = (
 )
 
 
+def parse_target(text: str) -> float | Literal["none"]:
+    """Read what --target is given."""
+    if text == "none":
+        return "none"
+    if (loss := parse_number(text)) is None:
+        raise UserError(f"--target {text}: give a loss, such as 0.003, or 'none'")
+    return loss
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Read the two ends of a range of workers."""
+    least, _, most = text.partition(":")
+    if not (least.isdecimal() and most.isdecimal()) or not 1 <= int(least) <= int(most):
+        raise UserError(f"-n {text}: give a range as MIN:MAX, such as 1:8")
+    return int(least), int(most)
+
+
 @click.command()
 @click.argument("recipe")
 @data_option
@@ -49,8 +75,8 @@ _SHOWN = (
     default="auto",
     show_default=True,
     metavar="N",
-    help="Workers. auto: all of this machine's cores (or GPUs). A range, such as 1:8: the run goes "
-    "on with whoever is left and takes in whoever comes (see docs/reliability.md).",
+    help="Workers. auto: all of this machine's cores (or GPUs). A range, such as 1:8: workers may "
+    "leave and join while the run goes on (see docs/reliability.md).",
 )
 @machine_options
 @click.option(
@@ -63,21 +89,21 @@ _SHOWN = (
 @click.option("--epochs", type=int, metavar="E", help="Where the run ends, also when resumed.")
 @click.option("--steps", type=int, metavar="S", help="Where the run ends, counted in steps.")
 @click.option(
-    "--target", metavar="LOSS", help="Validation loss at which it ends; none: not before the end."
+    "--target",
+    metavar="LOSS",
+    callback=parsed_by(parse_target),
+    help="Validation loss at which it ends; none: not before the end.",
 )
 @shaping_options
 @click.option(
     "--exact",
     type=click.Choice(["on", "off"]),
+    callback=parsed_by(lambda text: text == "on"),
     help="off: each worker computes its share at once; the same path up to rounding.",
 )
 @click.option("--learning-rate", type=float, metavar="R", help="In place of the recipe's.")
 @click.option("--weight-decay", type=float, metavar="D", help="In place of the recipe's.")
-@click.option(
-    "--strategy",
-    metavar="NAME",
-    help="How batch, rate and synchronisation change with k workers (see docs/strategies.md).",
-)
+@strategy_option
 @click.option(
     "--as-workers",
     "virtual_workers",
@@ -85,19 +111,17 @@ _SHOWN = (
     metavar="K",
     help="k of the strategy; N when not given.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="The run's folder.")
+@out_option("The run's folder.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, at any N.")
 @other_hardware_option
 @click.option("--checkpoint-steps", type=click.IntRange(1), metavar="S", help="Save every S steps.")
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard event files too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 def train(
     recipe: str,
     data: str | None,
     keep: str | None,
     num_workers: str,
-    target: str | None,
-    exact: str | None,
     out: Path | None,
     resume: bool,
     other_hardware: bool,
@@ -107,9 +131,6 @@ def train(
     here: int | None,
     interface: str | None,
     timeout_seconds: float | None,
-    strategy: str | None,
-    virtual_workers: int | None,
-    learning_rate: float | None,
     **asked: Any,
 ) -> int:
     """Train RECIPE (a built-in name, or a Python file with a recipe() function).
@@ -127,7 +148,6 @@ def train(
       samepath train nodules --strategy warmup:epochs=10 --as-workers 8
       samepath train nodules --strategy asynchronous:bound=4 -n 4
     """
-    from samepath.cli.display import LiveDisplay
     from samepath.data.loaders import TIMEOUT_SECONDS
     from samepath.engine.comm.environment import read_place
     from samepath.engine.elastic.machine import WorkerRange
@@ -154,41 +174,80 @@ def train(
         num_workers=workers,
         machine=machine,
         timeout_seconds=timeout_seconds or TIMEOUT_SECONDS,
-        asked=Asked(
-            **asked,
-            strategy=strategy,
-            virtual_workers=virtual_workers,
-            learning_rate=learning_rate,
-            target=None if target is None else parse_target(target),
-            exact=None if exact is None else exact == "on",
-        ),
+        asked=Asked(**asked),
         out=out,
         resume=resume,
         other_hardware=other_hardware,
         checkpoint_steps=checkpoint_steps,
         tensorboard=tensorboard,
         command=tuple(sys.argv),
-        display=LiveDisplay,
+        display=RunDisplay,
     )
     with stdout_kept_for_json(as_json):
         result, folder = train_request(request)
     if read_place(os.environ).worker == 0:  # under mpirun every worker comes here
-        with may_be_closed():
-            if as_json:
-                print_json({**asdict(result), "run": str(folder)})
-            else:
-                summarize(recipe, folder, asdict(result))
+        print_result(recipe, folder, asdict(result), as_json)
     return exit_code(asdict(result))
 
 
+class RunDisplay:
+    """Shows a run: progress, loss, examples per second, time left. Made on worker 0."""
+
+    def __init__(self, options: Options, num_workers: int) -> None:
+        self._options = options
+        self._what = f"{options.recipe} on {count(num_workers, 'worker')}"
+        self._watcher = LiveWatcher()
+        self._began = self._spoke = time.monotonic()
+        self._examples = self._steps = self._staleness = 0
+
+    def step(self, result: StepResult, steps: int, epochs: float) -> None:
+        """Draw a bar on a terminal."""
+        self._examples += result.num_examples
+        self._steps += 1
+        self._staleness += result.staleness
+        if not self._watcher.is_terminal:
+            return
+        rate = self._examples / max(time.monotonic() - self._began, 1e-9)
+        facts = f"epoch {epochs:.1f}/{self._options.epochs}  step {steps}  "
+        facts += f"loss {result.loss:.5g}  {rate:.0f} examples/s"
+        if self._options.server:
+            facts += f"  staleness {self._staleness / self._steps:.2f}"
+        self._watcher.progress(self._what, epochs, self._options.epochs, facts)
+
+    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
+        """Write a line now and then where there is no terminal to draw on."""
+        if self._watcher.is_terminal or time.monotonic() - self._spoke < LINE_SECONDS:
+            return
+        self._spoke = time.monotonic()
+        found = "  ".join(f"valid {name} {value:.5g}" for name, value in metrics.items())
+        text = f"epoch {epoch + 1}/{self._options.epochs}  train loss {train_loss:.5g}  {found}"
+        with may_be_closed():
+            print(text, file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        say(text)
+
+    def close(self) -> None:
+        self._watcher.close()
+
+
 def exit_code(result: dict[str, Any]) -> int:
-    """Of a run that has ended, or was stopped."""
+    """Exit code of a run that has ended, or was stopped."""
     if result["status"] == "interrupted":
         return 128 + int(result["signal"] or signal.SIGINT)
     return 3 if result["status"] == "diverged" else 0
 
 
-def summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
+def print_result(recipe: str, folder: Path, result: dict[str, Any], as_json: bool) -> None:
+    """Print how a run ended."""
+    with may_be_closed():
+        if as_json:
+            print_json({**result, "run": str(folder)})
+        else:
+            _summarize(recipe, folder, result)
+
+
+def _summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
     from samepath.report.words import noise_words
 
     again = f"samepath train {recipe} --out {folder} --resume"
@@ -199,14 +258,10 @@ def summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
         "diverged": str(result["message"]),
         "interrupted": f"stopped; continue with: {again}",
     }
-    click.echo(f"{words[str(result['status'])]}")
-    for name in _SHOWN:
-        value = result[name]
-        if value is not None:
-            click.echo(
-                f"  {name:<14} {value:.6g}" if isinstance(value, float) else f"  {name:<14} {value}"
-            )
+    click.echo(words[str(result["status"])])
+    shown = {name: result[name] for name in _SHOWN if result[name] is not None}
     noise = [result[f"noise_{name}"] for name in ("scale", "low", "high")]
     if noise[0] is not None:
-        click.echo(f"  {'noise_scale':<14} {noise_words(*noise)}")
-    click.echo(f"  {'run':<14} {folder}")
+        shown["noise_scale"] = noise_words(*noise)
+    for name, value in {**shown, "run": folder}.items():
+        click.echo(f"  {name:<14} {f'{value:.6g}' if isinstance(value, float) else value}")

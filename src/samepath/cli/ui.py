@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from samepath.cli.common import PATH, json_option, print_json
+
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), metavar="[DIR]", default=Path())
+@click.argument("folder", type=PATH, metavar="[DIR]", default=Path())
 @click.option("--port", type=int, default=0, metavar="P", help="Port.  [any that is free]")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
     """See everything under DIR on one page: runs, studies, findings, curations.
 
@@ -27,7 +29,6 @@ def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
     """
     import webbrowser
 
-    from samepath.cli.common import print_json
     from samepath.web.dashboard.app import open_ui
 
     with open_ui(folder, port) as page:

@@ -6,11 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samepath.cli.common import data_option, keep_option, shaping_options
+from samepath.cli.common import (
+    data_option,
+    json_option,
+    keep_option,
+    parse_counts,
+    print_json,
+    shaping_options,
+    stdout_kept_for_json,
+    strategy_option,
+)
+from samepath.cli.train import RunDisplay
+from samepath.console import count, print_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from samepath.engine.verify.verify import Counted, Difference, Trained, Verdict
 
 
@@ -33,11 +42,7 @@ if TYPE_CHECKING:
     help="Steps to take at every count. Long data are made shorter, so that an epoch ends in them.",
 )
 @shaping_options
-@click.option(
-    "--strategy",
-    metavar="NAME",
-    help="How batch, rate and synchronisation change with k workers (see docs/strategies.md).",
-)
+@strategy_option
 @click.option(
     "--as-workers",
     "virtual_workers",
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
     metavar="K",
     help="k of the strategy; the largest N when not given.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@json_option
 def verify(
     recipe: str,
     data: str | None,
@@ -69,8 +74,6 @@ def verify(
       samepath verify my_recipe.py -n 1,4 --steps 100
       samepath verify my_recipe.py -n 1,1     is it repeatable at all?
     """
-    from samepath.cli.common import parse_counts, print_json, stdout_kept_for_json
-    from samepath.cli.display import LiveDisplay
     from samepath.engine.run.options import Asked
     from samepath.engine.verify.verify import VerifyRequest
     from samepath.engine.verify.verify import verify as verify_request
@@ -79,10 +82,10 @@ def verify(
         recipe=recipe,
         data=data,
         keep=keep,
-        counts=None if counts is None else parse_counts(counts),
-        asked=Asked(**asked, exact=None),
+        counts=None if counts is None else parse_counts("-n", counts),
+        asked=Asked(**asked),
         tell=lambda text: click.echo(text, err=True),
-        display=LiveDisplay,
+        display=RunDisplay,
     )
     with stdout_kept_for_json(as_json):
         verdict = verify_request(request)
@@ -101,17 +104,8 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _show(verdict: Verdict) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False)
-    table = Table(box=None, padding=(0, 3, 0, 0))
-    table.add_column("workers", justify="right")
-    table.add_column("steps", justify="right")
-    table.add_column("digest")
-    table.add_column("path")
-    console.print(_trained(verdict.trained, verdict.runs[0]))
-    console.print()
+    click.echo(f"{_trained(verdict.trained, verdict.runs[0])}\n")
+    rows = [["workers", "steps", "digest", "path"]]
     for place, run in enumerate(verdict.runs):
         path = "the same" if place else "reference"
         if run.parts_at is not None:
@@ -119,51 +113,51 @@ def _show(verdict: Verdict) -> None:
         if run.status != "finished":
             path += f" ({run.status})"
         workers = " then ".join(str(leg.num_workers) for leg in run.route)
-        table.add_row(workers, str(run.steps), run.digest[:16], path)
-    console.print(table)
-    console.print()
+        rows.append([workers, str(run.steps), run.digest[:16], path])
+    print_table(rows)
+    click.echo()
     if verdict.difference is not None:
-        _show_difference(verdict.difference, console)
+        _show_difference(verdict.difference)
     elif verdict.equal:
         counts = [str(run.num_workers) for run in verdict.runs if len(run.route) == 1]
         continued = ", and when saved and continued" if verdict.trained.resumed_at else ""
-        console.print(
+        click.echo(
             f"The same path on {', '.join(counts[:-1])} and {counts[-1]} workers{continued}: "
             "weights, buffers, optimizer state, losses and metrics agree to the last bit after "
             "every step."
         )
-        console.print(f"digest {verdict.runs[0].digest}", soft_wrap=True)
+        click.echo(f"digest {verdict.runs[0].digest}")
     else:
-        console.print(
+        click.echo(
             "Not the same path: the runs ended differently though no difference was found in them. "
-            "Please report it with this recipe: it is our fault."
+            "Please report it with this recipe: it is a bug in samepath."
         )
 
 
 def _trained(trained: Trained, first: Counted) -> str:
-    """What the runs were made of, in a sentence or two."""
+    """Describe what the runs were made of, in a sentence or two."""
     per_epoch, steps = trained.steps_per_epoch, first.steps
     of = f"{trained.num_examples:,} examples"
     if trained.num_examples < trained.all_examples:
         of = f"{trained.num_examples:,} of {trained.all_examples:,} examples"
     epochs, more = divmod(steps, per_epoch)
-    parts = [_so_many(steps, "step") + ":"]
+    parts = [count(steps, "step") + ":"]
     if steps < trained.steps:
-        parts = [f"{steps:,} of {_so_many(trained.steps, 'step')} ({first.status}):"]
+        parts = [f"{steps:,} of {count(trained.steps, 'step')} ({first.status}):"]
     if not epochs:
         hint = " (to see one end, give more --steps)" if steps == trained.steps else ""
         parts.append(f"a part of an epoch of {of}{hint}")
     else:
         which = "one epoch" if epochs == 1 else f"{epochs} epochs"
         last = f"the last batch of {trained.last_batch}"
-        parts.append(f"{which} of {of} ({_so_many(per_epoch, 'step')}, {last})")
+        parts.append(f"{which} of {of} ({count(per_epoch, 'step')}, {last})")
     if trained.num_valid is not None:
         of = f"{trained.num_valid:,}"
         if trained.num_valid < (trained.all_valid or 0):
             of = f"{trained.num_valid:,} of {trained.all_valid:,}"
         parts[-1] += f", evaluation on {of} examples"
     if epochs and more:
-        parts[-1] += f", {_so_many(more, 'step')} of the next"
+        parts[-1] += f", {count(more, 'step')} of the next"
     text = " ".join(parts) + "."
     if saved := [step for step in trained.resumed_at if step < steps]:
         places = " and ".join(map(str, saved))
@@ -174,36 +168,29 @@ def _trained(trained: Trained, first: Counted) -> str:
     return text
 
 
-def _so_many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _show_difference(difference: Difference, console: Console) -> None:
-    from rich.table import Table
-
-    one, other = (f"{n} {'worker' if n == 1 else 'workers'}" for n in difference.num_workers)
+def _show_difference(difference: Difference) -> None:
+    one, other = (count(n, "worker") for n in difference.num_workers)
     where = f"step {difference.step}" if difference.step else "the start, before the first step"
     whose = f" (seen on worker {difference.worker})" if difference.worker else ""
     who = f"two runs on {one}" if one == other else f"{one} and {other}"
     if difference.resumed_at is not None:
         who = f"a run on {one} and one that was saved after step {difference.resumed_at} and "
         who += f"continued on {other}"
-    console.print(f"Not the same path: {who} part at {where}{whose}.")
-    console.print()
+    click.echo(f"Not the same path: {who} part at {where}{whose}.\n")
     again = "yes: the same count gives the same bits again"
     if not difference.repeatable:
         again = "no: even the same count gives other bits when run again"
-    lines = Table.grid(padding=(0, 2))
-    lines.add_row("first tensor" if difference.values else "first", _first(difference))
+    lines = {"first tensor" if difference.values else "first": _first(difference)}
     if difference.module is not None:
         name = difference.module or "the model itself"
         label = "first module" if difference.cause.where == "module" else "module"
-        lines.add_row(label, f"{name} ({difference.module_kind})")
-    lines.add_row("seen", difference.cause.found)
-    lines.add_row("repeatable", again)
-    lines.add_row("likely cause", difference.cause.likely)
-    lines.add_row("remedy", difference.cause.remedy)
-    console.print(lines)
+        lines[label] = f"{name} ({difference.module_kind})"
+    lines["seen"] = difference.cause.found
+    lines["repeatable"] = again
+    lines["likely cause"] = difference.cause.likely
+    lines["remedy"] = difference.cause.remedy
+    for label, text in lines.items():
+        click.echo(f"{label:<14}{text}")
 
 
 _NAMES = {
@@ -218,7 +205,7 @@ _NAMES = {
     "status": "one run ends and the other goes on, or ends for another reason",
     "model": "which tensors the model has",
     "buffers": "which buffers outside its state_dict() the model has",
-    "optimizer": "values of the optimizer's state that are no tensors",
+    "optimizer": "values of the optimizer's state other than tensors",
     "underway": "losses of batches that wait for their update",
     "message": "what the runs say of their end",
     "digest": "the final digest",

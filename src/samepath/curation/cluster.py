@@ -8,6 +8,13 @@ and it is what the paper used. eps is where the sorted distances to the k-th nei
 min_samples - 1, bend upwards (the knee; Satopaa et al. 2011): a point is at the heart of a cluster
 exactly when its distance to that neighbour is at most eps, so the curve shows what an eps leaves
 out. Where there is no knee, eps is the distance that 95 of 100 points stay below.
+
+DBSCAN is our own: in the plane, by Delaunay's triangulation, it takes as long at every eps (the
+explorer's slider calls it at each move); scikit-learn's lists all pairs within eps.
+
+A stratified sample on a grid is what the paper leaves to future work: fewer examples that still
+cover the map. Every occupied cell keeps at least one point, the others are shared in proportion to
+what is in a cell; the choice within a cell comes from the seed and the example's number alone.
 """
 
 from __future__ import annotations
@@ -21,15 +28,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.errors import UserError
+from samepath.keys import key, keys_for
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Truths = NDArray[np.bool_]
 
 MIN_SAMPLES = 5
 NO_KNEE_SHARE = 0.95
 LEAST_POINTS = 10
 """A class with fewer is kept whole: in so few points no density can be told from chance."""
 _KNEE_POINTS = 2000
+POINTS_PER_CELL = 10
+"""On average, where points were spread evenly over the class's rectangle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +68,7 @@ class ClassClustering:
         *,
         method: Literal["dbscan", "hdbscan"] = "dbscan",
         eps: float | Mapping[int, float] | None = None,
-        min_samples: int | Mapping[int, int] = MIN_SAMPLES,
+        min_samples: int = MIN_SAMPLES,
     ) -> None:
         self.method = method
         self.eps = eps
@@ -76,7 +87,8 @@ class ClassClustering:
         return self
 
     def _fit_class(self, points: Floats, label: int | None) -> tuple[Ints, ClassClusters]:
-        min_samples, eps = self._asked(label)
+        min_samples = self.min_samples
+        eps = self.eps.get(label or 0) if isinstance(self.eps, Mapping) else self.eps
         curve: Floats = np.zeros(0)
         if len(points) < max(LEAST_POINTS, min_samples + 1):
             found, how, eps = np.zeros(len(points), np.int64), "too few points", None
@@ -95,14 +107,6 @@ class ClassClustering:
             curve=curve.astype(np.float32),
             num_clusters=int(found.max(initial=-1)) + 1,
             num_noise=int((found < 0).sum()),
-        )
-
-    def _asked(self, label: int | None) -> tuple[int, float | None]:
-        wanted = label or 0
-        samples, eps = self.min_samples, self.eps
-        return (
-            samples.get(wanted, MIN_SAMPLES) if isinstance(samples, Mapping) else samples,
-            eps.get(wanted) if isinstance(eps, Mapping) else eps,
         )
 
 
@@ -215,3 +219,48 @@ def _hdbscan(points: Floats, eps: float, min_samples: int) -> Ints:
         copy=True,
     )
     return np.asarray(model.fit(points).labels_, dtype=np.int64)
+
+
+def sample_grid(
+    points: NDArray[np.floating], number: int, *, examples: Ints, seed: int = 0
+) -> tuple[Truths, Ints]:
+    """Which of a class's points are kept, `number` of them, and the cell of each.
+
+    `examples` are the points' numbers in the data set.
+    """
+    if not len(points):
+        return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)
+    number = min(max(number, 0), len(points))
+    side = max(1, int(np.sqrt(len(points) / POINTS_PER_CELL)))
+    cells = grid_cells(points, side)
+    while side > 1 and cells.max() >= number:  # more cells than may be kept
+        side -= 1
+        cells = grid_cells(points, side)
+    shares = _shares(np.bincount(cells), number)
+    keys = keys_for(key("grid", seed), examples)
+    order = np.lexsort((keys, cells))
+    place = np.arange(len(points)) - np.searchsorted(cells[order], cells[order])
+    kept = np.zeros(len(points), dtype=bool)
+    kept[order] = place < shares[cells[order]]
+    return kept, cells
+
+
+def grid_cells(points: NDArray[np.floating], side: int) -> Ints:
+    """The cell of each point, of side x side over their rectangle; occupied ones count from 0."""
+    low, high = points.min(0), points.max(0)
+    scaled = (points - low) / np.maximum(high - low, 1e-30)
+    column, row = np.minimum((scaled * side).astype(np.int64), side - 1).T
+    return np.unique(row * side + column, return_inverse=True)[1].astype(np.int64)
+
+
+def _shares(sizes: Ints, number: int) -> Ints:
+    """How many of each cell, `number` in all: one, and a part in proportion, the largest remainders
+    rounded up."""
+    least = np.minimum(sizes, 1) if number >= len(sizes) else np.zeros_like(sizes)
+    left, room = number - int(least.sum()), sizes - least
+    exact = room * (left / max(int(room.sum()), 1))
+    shares = np.floor(exact).astype(np.int64)
+    upwards = np.argsort(shares - exact, kind="stable")[: left - int(shares.sum())]
+    shares[upwards] += 1
+    total: Ints = least + shares
+    return total

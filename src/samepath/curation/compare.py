@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from samepath.console import Watcher
 from samepath.engine.run.options import Options, training_source, with_fingerprints
 from samepath.errors import UserError
 from samepath.files import read_as
@@ -21,7 +22,7 @@ from samepath.recipe import find_recipe
 from samepath.study.batches import facts_of, judged_by, refuse_batches, train_all, with_batch
 from samepath.study.opening import StudyRequest, look_into
 from samepath.study.results import BatchRun, BatchStudy
-from samepath.study.runner import PlannedRun, StudyProgress
+from samepath.study.runner import PlannedRun
 
 FULL, FILTERED, RANDOM = "full", "filtered", "random"
 
@@ -65,7 +66,7 @@ class Wanted:
     """The recipe's own when empty."""
 
 
-def compare(request: StudyRequest, wanted: Wanted, watcher: StudyProgress) -> Comparison:
+def compare(request: StudyRequest, wanted: Wanted, watcher: Watcher) -> Comparison:
     """Train everything to its end."""
     opened = look_into(request)
     shared = opened.options

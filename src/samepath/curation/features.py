@@ -1,6 +1,7 @@
 """Features of all training examples: what passes through one layer of a trained network.
 
-In: a recipe, a network with its weights, a layer. Out: `features`, the loss of each example, and,
+In: a recipe, a network with its weights, a layer (NAME: its output; NAME:input: what goes into it).
+Out: `features`, the loss of each example, and,
 of a classifier, its probabilities. Examples are loaded as for validation, without augmentation.
 Guaranteed: the same bits at every worker count and after any interruption: fixed grains, random
 state keyed by (seed, grain), one thread a worker. A few grains at a time go to disk as a block,
@@ -9,9 +10,11 @@ each worker's own; what an interrupted extraction has is not computed again.
 
 from __future__ import annotations
 
+import difflib
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +25,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from samepath.curation.cache import Arrays, read_arrays, write_arrays
-from samepath.curation.extractor import Extractor
-from samepath.curation.layers import INPUT, WHOLE, last_linear, no_linear, tapped
-from samepath.curation.watch import Silent, Watcher
+from samepath.console import SilentWatcher, Watcher
+from samepath.curation.folder import Arrays, read_arrays, write_arrays
+from samepath.curation.network import Extractor
 from samepath.data import GrainRequest, Loaders, Source, as_source, seed_everything
 from samepath.engine.comm.tensors import to_device
 from samepath.engine.launch.launch import launch
@@ -36,10 +38,100 @@ from samepath.keys import key
 from samepath.plan import assign
 from samepath.recipe import Recipe, find_recipe
 
+INPUT = ":input"
+WHOLE = "model"
+"""The name of the model itself."""
+_SHOWN = 40
 BLOCK = 4
 """Grains that are written at once."""
 QUICK_SECONDS = 10.0
 """What takes less is not worth starting workers for."""
+
+
+def named(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules by name."""
+    return {name or WHOLE: module for name, module in model.named_modules()}
+
+
+class Tap:
+    """What passed through one side of a layer, the last time it ran."""
+
+    def __init__(self, layer: str, model: nn.Module) -> None:
+        self.layer = layer
+        modules = named(model)
+        name = layer.removesuffix(INPUT)
+        if name not in modules:
+            near = difflib.get_close_matches(name, modules, n=1)
+            hint = f" did you mean {near[0]!r}?" if near else ""
+            names = _listed(list(modules))
+            raise UserError(f"--layer {layer}: the model has no such layer;{hint} {names}")
+        self.value: Tensor | None = None
+        if layer.endswith(INPUT):
+            self.handle = modules[name].register_forward_pre_hook(self._keep)
+        else:
+            self.handle = modules[name].register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, *passed: Any) -> None:
+        self.value = _first_tensor(passed[-1])
+
+    def rows(self, num_examples: int) -> Tensor:
+        """What passed, one flat row per example."""
+        if self.value is None:
+            raise UserError(f"--layer {self.layer}: no tensor passed there; choose another layer")
+        if not self.value.ndim or len(self.value) != num_examples:
+            raise UserError(
+                f"--layer {self.layer}: it has the shape {tuple(self.value.shape)} for "
+                f"{num_examples} examples; choose a layer whose first dimension is the examples"
+            )
+        return self.value.detach().reshape(num_examples, -1).float()
+
+
+@contextmanager
+def tapped(model: nn.Module, *layers: str) -> Iterator[list[Tap]]:
+    """Taps on some layers of a model."""
+    taps: list[Tap] = []
+    try:
+        taps += [Tap(layer, model) for layer in layers]
+        yield taps
+    finally:
+        for tap in taps:
+            tap.handle.remove()
+
+
+def last_linear(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    """The name of the linear layer that runs last in a forward pass."""
+    ran: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *passed: ran.append(name)
+
+    handles = [
+        module.register_forward_hook(note(name))
+        for name, module in named(model).items()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ran[-1] if ran else None
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"choose one of {', '.join(names[:_SHOWN])}{more} (add {INPUT} for what goes into it)"
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value
+    items = value.values() if isinstance(value, dict) else value
+    if isinstance(value, (dict, tuple, list)):
+        for item in items:
+            if (found := _first_tensor(item)) is not None:
+                return found
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +176,8 @@ def plan_extraction(
         linear = last_linear(model, lambda: losses.append(extractor.forward(recipe, model, batch)))
         own = extractor.file is None
         if layer is None and own and linear is None:
-            raise no_linear(model)
+            names = _listed(list(named(model)))
+            raise UserError(f"the model runs no nn.Linear to take features at; --layer: {names}")
         layer = layer or (f"{linear}{INPUT}" if own else WHOLE)
         head = linear if own and linear is not None else None
         with tapped(model, layer, *([head] if head else [])) as taps:
@@ -136,7 +229,7 @@ def extract(
     folder: Path,
     *,
     num_workers: int | Literal["auto"] = "auto",
-    watcher: Callable[[], Watcher] = Silent,
+    watcher: Callable[[], Watcher] = SilentWatcher,
 ) -> Arrays:
     """Features, losses and probabilities. `folder` holds blocks until all are there."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,13 +246,12 @@ def extract(
         launch(_work, (extraction, folder, waiting, watcher), workers)
     blocks = [read_arrays(_block(folder, n)) for n in range(extraction.num_blocks)]
     found = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    refuse_unfinite(found["features"], extraction.layer)
+    _refuse_unfinite(found["features"], extraction.layer)
     shutil.rmtree(folder)
     return found
 
 
-def refuse_unfinite(features: np.ndarray[Any, Any], layer: str) -> None:
-    """An error unless all features are numbers."""
+def _refuse_unfinite(features: np.ndarray[Any, Any], layer: str) -> None:
     bad = np.flatnonzero(~np.isfinite(features).all(1))
     if len(bad):
         raise UserError(
@@ -196,10 +288,11 @@ def _work(
             collate=recipe.collate,
         )
         mine = [waiting[n] for n in assign(len(waiting), session.num_workers)[session.worker]]
-        watch = watcher() if session.is_first else Silent()
+        watch = watcher() if session.is_first else SilentWatcher()
         grains_of = {n: range(n * BLOCK, _num_grains(extraction, n)) for n in mine}
         total = sum(len(grains) for grains in grains_of.values())
-        watch.begin(f"features of {extraction.num_examples} examples", total)
+        what = f"features of {extraction.num_examples} examples"
+        watch.progress(what, 0, total)
         try:
             found = _grains(extraction, recipe, model, source, grains_of, session.device)
             done = 0
@@ -208,9 +301,9 @@ def _work(
                 arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
                 write_arrays(_block(folder, number), arrays)
                 done += len(grains)
-                watch.advance(done)
+                watch.progress(what, done, total)
         finally:
-            watch.end()
+            watch.end(what)
 
 
 def _num_grains(extraction: Extraction, block: int) -> int:

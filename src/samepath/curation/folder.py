@@ -7,12 +7,18 @@ keep.csv that somebody has changed is not written over; every file is replaced w
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from samepath.curation.cache import Arrays, checksum, write_arrays
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.errors import UserError
 from samepath.files import (
@@ -24,15 +30,78 @@ from samepath.files import (
     make_folder,
     opened_tensors,
     read_object,
+    read_tensors,
+    replaced,
     write_atomically,
 )
 
+FORMAT = 1
 ABOUT = "curation.json"
 KEEP = "keep.csv"
 RANDOM = "random.csv"
+_LIBRARIES = ("samepath", "torch", "numpy", "scipy", "scikit-learn", "openTSNE", "kneed")
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
-class CurationFolder:
+def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 over names, types, shapes and bytes."""
+    whole = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        whole.update(f"{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        whole.update(array.data)
+    return whole.hexdigest()
+
+
+def write_arrays(path: Path, arrays: Arrays) -> str:
+    """Write arrays all or nothing, with their checksum; the checksum."""
+    found = checksum(arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    with replaced(path) as aside:
+        save_file(whole, aside, metadata={"checksum": found})
+    return found
+
+
+def read_arrays(path: Path) -> Arrays:
+    """Read arrays back; ValueError, in words, unless every byte is as it was written."""
+    try:
+        arrays, about = read_tensors(path, "np")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({brief(error)})") from None
+    if checksum(arrays) != about.get("checksum"):
+        raise ValueError(f"{path} does not match its checksum")
+    return arrays
+
+
+class Cache:
+    """A folder of finished stages."""
+
+    def __init__(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
+        self.folder = folder
+        self._note = note
+
+    def path(self, stage: str, depends_on: Mapping[str, Any]) -> Path:
+        """Where a stage that depends on this is kept."""
+        versions = {name: version(name) for name in _LIBRARIES}
+        text = json.dumps([stage, depends_on, versions], sort_keys=True)
+        return self.folder / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
+
+    def get(self, stage: str, depends_on: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
+        """A stage's arrays."""
+        path = self.path(stage, depends_on)
+        if path.exists():
+            try:
+                return read_arrays(path)
+            except ValueError as error:
+                self._note(f"{error}; computing it again")
+        arrays = make()
+        write_arrays(path, arrays)
+        return arrays
+
+
+class CurationWriter:
     """DIR of `samepath curate`."""
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samepath.curation.cache import Arrays
+from samepath.curation.folder import Arrays
 from samepath.data import GrainRequest, as_source
 from samepath.data.sources import Data
 

@@ -2,54 +2,40 @@
 
 In: a request. Out: a curation folder, and what its `curation.json` says. Guaranteed: bad input
 raises before anything is written; an interrupted curation goes on where it was; with the same
-request the same bytes, whatever the number of workers.
+request the same bytes, whatever the number of workers. A stage is read back from the cache where
+nothing that it depends on has changed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.curation.cache import Arrays, Cache
-from samepath.curation.choose import Choice, choose
-from samepath.curation.extractor import Extractor, load_from, weights_digest
-from samepath.curation.features import plan_extraction
-from samepath.curation.folder import KEEP, RANDOM, CurationFolder
-from samepath.curation.keep import make_keep_list, random_control
-from samepath.curation.network import network_of, refuse_fewer_epochs
-from samepath.curation.request import FRACTION, CurateRequest
-from samepath.curation.stages import features_stage, inputs_stage, label_stage, map_stage
-from samepath.curation.subject import Subject, subject_of
+from samepath.curation.cluster import ClassClusters
+from samepath.curation.embed import EARLY_ITERATIONS, ITERATIONS, Embedding
+from samepath.curation.features import Extraction, extract, plan_extraction
+from samepath.curation.folder import FORMAT, KEEP, RANDOM, Arrays, Cache, CurationWriter, checksum
+from samepath.curation.inputs import look
+from samepath.curation.keep import choose, random_control
+from samepath.curation.network import (
+    Extractor,
+    load_from,
+    network_of,
+    refuse_fewer_epochs,
+    weights_digest,
+)
+from samepath.curation.reasons import NUM_NEIGHBORS, label_errors
+from samepath.curation.request import FRACTION, CurateRequest, Subject, subject_of
 from samepath.data.keep_list import KeepList, read_keep_list
 from samepath.engine.checks.hardware import versions
 from samepath.engine.comm.environment import read_place
 from samepath.errors import UserError
+from samepath.files import content_hash
 from samepath.recipe import find_recipe
-
-FORMAT = 1
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Round:
-    """What one round found."""
-
-    keep_list: KeepList
-    arrays: dict[str, Arrays]
-    """By the name of their file."""
-    choice: Choice
-    layer: str
-    source: str
-    """Where the network's weights are from."""
-    weights: str
-    """Their digest."""
-    num_before: int
-    """Examples that were considered."""
 
 
 def curate(request: CurateRequest) -> dict[str, Any]:
@@ -62,12 +48,12 @@ def curate(request: CurateRequest) -> dict[str, Any]:
         find_recipe(request.recipe, request.data, request.keep)  # refuses one of other data
         first = read_keep_list(Path(request.keep))
     request.eps_by_label(subject.class_names)
-    folder = CurationFolder(request.out)
+    folder = CurationWriter(request.out)
     folder.refuse(subject.origin)
     _look_ahead(request, subject, first)
     folder.begin(subject.origin, request.recipe)
     try:
-        return _rounds(request, subject, folder, first)
+        return _curate_in_rounds(request, subject, folder, first)
     finally:
         folder.end()
 
@@ -83,187 +69,246 @@ def _look_ahead(request: CurateRequest, subject: Subject, first: KeepList | None
     plan_extraction(subject.recipe, model, extractor, name=request.recipe, layer=request.layer)
 
 
-def _rounds(
-    request: CurateRequest, subject: Subject, folder: CurationFolder, first: KeepList | None
+def _curate_in_rounds(
+    request: CurateRequest, subject: Subject, folder: CurationWriter, first: KeepList | None
 ) -> dict[str, Any]:
     previous, done = first, []
     candidates = np.ones(subject.num_examples, bool) if first is None else first.kept
     for number in range(1, request.rounds + 1):
-        found = curate_once(request, subject, folder, previous)
-        done.append(
-            {
-                "round": number,
-                "num_examples": found.num_before,
-                "num_kept": int(found.keep_list.kept.sum()),
-                "network": found.source,
-                "weights": found.weights,
-            }
-        )
-        about = _about(request, subject, found, done)
+        this = Round(request, subject, folder, previous)
+        done.append({"round": number, **this.facts()})
+        about = {**this.about(), "rounds": list(done)}
         places = [request.out / f"round-{number}"] if request.rounds > 1 else []
         if number == request.rounds:
             places.append(request.out)
-        control = random_control(found.keep_list, candidates, request.seed)
+        control = random_control(this.keep_list, candidates, request.seed)
         for place in places:
             place.mkdir(exist_ok=True)
-            folder.write_keep_list(found.keep_list, KEEP, place)
+            folder.write_keep_list(this.keep_list, KEEP, place)
             folder.write_keep_list(control, RANDOM, place)
-            folder.write(place, found.arrays, about)
-        previous = found.keep_list
+            folder.write(place, this.arrays, about)
+        previous = this.keep_list
     return about
 
 
-def curate_once(
-    request: CurateRequest,
-    subject: Subject,
-    folder: CurationFolder,
-    previous: KeepList | None = None,
-) -> Round:
-    """One round: train (or load) a network, look through it, and decide."""
-    watch = request.watcher()
-    cache = Cache(folder.cache, watch.note)
-    extractor = Extractor(file=request.extractor, seed=request.seed)
-    model = extractor.model(subject.recipe)
-    source = network_of(request, subject.found, extractor, model, folder, previous)
-    extraction = plan_extraction(
-        subject.recipe,
-        model,
-        extractor,
-        name=request.recipe,
-        data=request.data,
-        layer=request.layer,
-        num_classes=len(subject.class_names),
-        seed=request.seed,
-    )
-    features = features_stage(
-        cache,
-        subject,
-        extraction,
-        model,
-        num_workers=request.num_workers,
-        watcher=request.watcher,
-    )
-    considered = np.ones(subject.num_examples, bool) if previous is None else previous.kept
-    mapped = map_stage(
-        cache,
-        features["features"],
-        considered,
-        num_components=request.num_components,
-        perplexity=request.perplexity,
-        seed=request.seed,
-        watch=watch,
-    )
-    judged: Arrays = {}
-    if subject.labels is not None:
-        judged = label_stage(
-            cache,
-            mapped,
-            subject.labels,
-            features.get("probabilities"),
-            considered,
+class Round:
+    """One round: train (or load) a network, look at the examples through it, and decide."""
+
+    def __init__(
+        self,
+        request: CurateRequest,
+        subject: Subject,
+        folder: CurationWriter,
+        previous: KeepList | None,
+    ) -> None:
+        self._request, self._subject = request, subject
+        self._watcher = request.watcher()
+        self._cache = Cache(folder.cache, self._watcher.note)
+        self._considered = (
+            np.ones(subject.num_examples, bool) if previous is None else previous.kept
+        )
+        extractor = Extractor(file=request.extractor, seed=request.seed)
+        model = extractor.model(subject.recipe)
+        self.source = network_of(request, subject.found, extractor, model, folder, previous)
+        """Where the network's weights are from."""
+        self.weights = weights_digest(model)
+        extraction = plan_extraction(
+            subject.recipe,
+            model,
+            extractor,
+            name=request.recipe,
+            data=request.data,
+            layer=request.layer,
+            num_classes=len(subject.class_names),
             seed=request.seed,
         )
-    inputs = inputs_stage(cache, subject)
-    choice = choose(request, subject, mapped, judged, inputs, considered)
-    for note in choice.notes:
-        watch.note(note)
-    keep_list = make_keep_list(
-        labels=subject.labels,
-        positions=mapped["map"],
-        clusters=choice.clusters,
-        reasons=choice.reasons,
-        previous=previous,
-    )
-    return Round(
-        keep_list=keep_list,
-        arrays=_files(subject, features, mapped, judged, inputs, considered),
-        choice=choice,
-        layer=extraction.layer,
-        source=source,
-        weights=weights_digest(model),
-        num_before=int(considered.sum()),
-    )
+        self.layer = extraction.layer
+        features = self._features(extraction, model)
+        mapped = self._map(features["features"])
+        judged: Arrays = {}
+        if subject.labels is not None:
+            judged = self._judge(mapped, subject.labels, features.get("probabilities"))
+        inputs = self._inputs()
+        choice = choose(request, subject, mapped, judged, inputs, previous)
+        for note in choice.notes:
+            self._watcher.note(note)
+        self.keep_list, self._classes = choice.keep_list, choice.classes
+        self.arrays = self._files(features, mapped, judged, inputs)
+        """What is written, by the name of its file."""
 
+    def _features(self, extraction: Extraction, model: Any) -> Arrays:
+        """`features`, and `losses` and `probabilities` where the network has them."""
+        file = extraction.extractor.file
+        depends_on = {
+            **self._subject.origin,
+            "weights": self.weights,
+            "extractor": file and content_hash(Path(file)),
+            "layer": extraction.layer,
+            "head": extraction.head,
+            "grain_size": extraction.grain_size,
+            "seed": extraction.seed,
+            "autocast": str(self._subject.recipe.autocast),
+        }
+        parts = self._cache.path("features", depends_on).with_suffix(".parts")
+        workers, watcher = self._request.num_workers, self._request.watcher
+        return self._cache.get(
+            "features",
+            depends_on,
+            lambda: extract(extraction, model, parts, num_workers=workers, watcher=watcher),
+        )
 
-def _files(
-    subject: Subject,
-    features: Arrays,
-    mapped: Arrays,
-    judged: Arrays,
-    inputs: Arrays,
-    considered: NDArray[np.bool_],
-) -> dict[str, Arrays]:
-    """The arrays of a curation folder, by file."""
-    shown = dict(features)
-    places = {"map": mapped["map"], "reduced": mapped["reduced"]}
-    if subject.labels is not None:
-        shown["labels"] = subject.labels
-        suspicion = np.zeros(len(considered), dtype=np.float32)
-        suspicion[considered] = judged["suspicion"]
-        places["suspicion"] = suspicion
-        if "losses" not in shown:  # of a foreign network: what the judges make of the label
-            place = np.unique(subject.labels[considered], return_inverse=True)[1]
-            own = judged["belief"][np.arange(len(place)), place]
-            shown["losses"] = np.zeros(len(considered), dtype=np.float32)
-            shown["losses"][considered] = -np.log(np.maximum(own, 1e-6))
-    images = {"images": inputs["images"]} if "images" in inputs else {}
-    return {"features": shown, "map": places, "images": images}
+    def _map(self, features: NDArray[np.float32]) -> Arrays:
+        """`map` and `reduced` of all examples; `neighbors` and `distances` of those considered, by
+        their number among those. The others are placed on a map that was made without them."""
+        considered = self._considered
+        embedding = Embedding(
+            num_components=self._request.num_components,
+            perplexity=self._request.perplexity,
+            seed=self._request.seed,
+        )
+        depends_on = {
+            "features": checksum({"features": features, "considered": considered}),
+            "num_components": embedding.num_components,
+            "perplexity": embedding.perplexity,
+            "seed": embedding.seed,
+        }
 
+        def make() -> Arrays:
+            what, total = f"map of {int(considered.sum())} examples", EARLY_ITERATIONS + ITERATIONS
+            self._watcher.progress(what, 0, total)
+            try:
+                embedding.fit(
+                    features[considered],
+                    lambda done: self._watcher.progress(what, done, total),
+                )
+                self._watcher.progress(what, total, total)
+            finally:
+                self._watcher.end(what)
+            places = np.empty((len(features), 2), dtype=np.float32)
+            reduced = np.empty((len(features), embedding.reduced_.shape[1]), dtype=np.float32)
+            places[considered], reduced[considered] = embedding.map_, embedding.reduced_
+            if not considered.all():
+                places[~considered] = embedding.transform(features[~considered])
+                reduced[~considered] = embedding.reduce(features[~considered])
+            return {
+                "map": places,
+                "reduced": reduced,
+                "neighbors": embedding.neighbors_[:, :NUM_NEIGHBORS].astype(np.int32),
+                "distances": embedding.distances_[:, :NUM_NEIGHBORS],
+            }
 
-def _about(
-    request: CurateRequest, subject: Subject, found: Round, rounds: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    keep_list, number = found.keep_list, subject.num_examples
-    kept = int(keep_list.kept.sum())
-    return {
-        "format": FORMAT,
-        "command": list(request.command),
-        "versions": versions(),
-        "recipe": request.recipe,
-        "identity": subject.found.identity,
-        "data": subject.found.data,
-        "data_identity": subject.found.data_identity,
-        "examples_identity": subject.examples_identity,
-        "num_examples": number,
-        "class_names": list(subject.class_names),
-        "layer": found.layer,
-        "network": found.source,
-        "weights": found.weights,
-        "settings": {
-            "seed": request.seed,
-            "pca_components": request.num_components,
-            "perplexity": request.perplexity,
-            "method": request.method,
-            "fraction": (request.fraction or FRACTION) if request.method == "grid" else None,
-            "eps": dict(request.eps),
-            "min_samples": request.min_samples,
-            "keep": request.keep,
-            "rounds": request.rounds,
-        },
-        "classes": [
-            _class_facts(subject, keep_list, facts, subject.class_names[facts.label or 0])
-            for facts in found.choice.classes
-        ],
-        "num_kept": kept,
-        "reduction": 1.0 - kept / number,
-        "rounds": list(rounds),
-    }
+        return self._cache.get("map", depends_on, make)
 
+    def _judge(
+        self,
+        mapped: Arrays,
+        labels: NDArray[np.int64],
+        probabilities: NDArray[np.float32] | None,
+    ) -> Arrays:
+        """The fields of LabelErrors, of the examples considered."""
+        seed = self._request.seed
+        inputs: Arrays = {
+            "reduced": mapped["reduced"][self._considered],
+            "labels": labels[self._considered],
+            "neighbors": mapped["neighbors"],
+        }
+        if probabilities is not None:
+            inputs["probabilities"] = probabilities[self._considered]
 
-def _class_facts(subject: Subject, keep_list: KeepList, facts: Any, name: str) -> dict[str, Any]:
-    of_class = np.ones(subject.num_examples, bool)
-    if subject.labels is not None:
-        of_class = subject.labels == facts.label
-    rows = np.flatnonzero(of_class)
-    reasons = [keep_list.reasons[row] for row in rows.tolist() if not keep_list.kept[row]]
-    return {
-        "name": name,
-        "label": facts.label,
-        "num_examples": len(rows),
-        "num_kept": int(keep_list.kept[rows].sum()),
-        "num_clusters": facts.num_clusters,
-        "eps": facts.eps,
-        "eps_from": facts.how,
-        "min_samples": facts.min_samples,
-        "reasons": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
-    }
+        def make() -> Arrays:
+            found = label_errors(
+                inputs["reduced"],
+                inputs["labels"],
+                probabilities=inputs.get("probabilities"),
+                neighbors=inputs["neighbors"].astype(np.int64),
+                distances=mapped["distances"],
+                seed=seed,
+            )
+            return dict(vars(found))
+
+        return self._cache.get("labels", {"inputs": checksum(inputs), "seed": seed}, make)
+
+    def _inputs(self) -> Arrays:
+        """`digests` of all inputs, and `images` if they are pictures."""
+        recipe = self._subject.recipe
+        depends_on = {"examples": self._subject.examples_identity}
+        return self._cache.get("inputs", depends_on, lambda: look(recipe.train, recipe.collate))
+
+    def _files(
+        self, features: Arrays, mapped: Arrays, judged: Arrays, inputs: Arrays
+    ) -> dict[str, Arrays]:
+        shown = dict(features)
+        places = {"map": mapped["map"], "reduced": mapped["reduced"]}
+        labels, considered = self._subject.labels, self._considered
+        if labels is not None:
+            shown["labels"] = labels
+            places["suspicion"] = np.zeros(len(considered), dtype=np.float32)
+            places["suspicion"][considered] = judged["suspicion"]
+            if "losses" not in shown:  # of a foreign network: what the judges make of the label
+                place = np.unique(labels[considered], return_inverse=True)[1]
+                own = judged["belief"][np.arange(len(place)), place]
+                shown["losses"] = np.zeros(len(considered), dtype=np.float32)
+                shown["losses"][considered] = -np.log(np.maximum(own, 1e-6))
+        images = {"images": inputs["images"]} if "images" in inputs else {}
+        return {"features": shown, "map": places, "images": images}
+
+    def facts(self) -> dict[str, Any]:
+        """What curation.json says of every round."""
+        return {
+            "num_examples": int(self._considered.sum()),
+            "num_kept": int(self.keep_list.kept.sum()),
+            "network": self.source,
+            "weights": self.weights,
+        }
+
+    def about(self) -> dict[str, Any]:
+        """What curation.json says of the round that is written."""
+        request, subject = self._request, self._subject
+        kept = int(self.keep_list.kept.sum())
+        return {
+            "format": FORMAT,
+            "command": list(request.command),
+            "versions": versions(),
+            "recipe": request.recipe,
+            "identity": subject.found.identity,
+            "data": subject.found.data,
+            "data_identity": subject.found.data_identity,
+            "examples_identity": subject.examples_identity,
+            "num_examples": subject.num_examples,
+            "class_names": list(subject.class_names),
+            "layer": self.layer,
+            "network": self.source,
+            "weights": self.weights,
+            "settings": {
+                "seed": request.seed,
+                "pca_components": request.num_components,
+                "perplexity": request.perplexity,
+                "method": request.method,
+                "fraction": (request.fraction or FRACTION) if request.method == "grid" else None,
+                "eps": dict(request.eps),
+                "min_samples": request.min_samples,
+                "keep": request.keep,
+                "rounds": request.rounds,
+            },
+            "classes": [self._class_facts(found) for found in self._classes],
+            "num_kept": kept,
+            "reduction": 1.0 - kept / subject.num_examples,
+        }
+
+    def _class_facts(self, found: ClassClusters) -> dict[str, Any]:
+        rows = np.arange(self._subject.num_examples)
+        if self._subject.labels is not None:
+            rows = np.flatnonzero(self._subject.labels == found.label)
+        dropped = rows[~self.keep_list.kept[rows]]
+        reasons = [self.keep_list.reasons[row] for row in dropped.tolist()]
+        return {
+            "name": self._subject.class_names[found.label or 0],
+            "label": found.label,
+            "num_examples": len(rows),
+            "num_kept": len(rows) - len(dropped),
+            "num_clusters": found.num_clusters,
+            "eps": found.eps,
+            "eps_from": found.how,
+            "min_samples": found.min_samples,
+            "reasons": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
+        }

@@ -1,4 +1,4 @@
-"""What a person asked of a curation, checked."""
+"""What is curated and how: the training examples of a recipe, and what a person asked for."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from samepath.console import SilentWatcher, Watcher
 from samepath.curation.cluster import MIN_SAMPLES
-from samepath.curation.watch import Silent, Watcher
-from samepath.engine.run.options import Options
+from samepath.data.content import examples_identity
+from samepath.data.sources import labels_of
+from samepath.engine.run.options import Options, training_source
 from samepath.engine.state.progress import Display
 from samepath.errors import UserError
+from samepath.recipe import FoundRecipe, Recipe
 
 METHODS = ("dbscan", "hdbscan", "grid")
 FRACTION = 0.8
 EVERY_CLASS = ""
 """In `eps`: the value for all classes that are not named."""
+MOST_CLASSES = 10_000
+NO_LABELS = "all"
+"""The one class of examples without labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +61,7 @@ class CurateRequest:
     num_components: int = 50
     perplexity: float = 30.0
     command: Sequence[str] = ()
-    watcher: Callable[[], Watcher] = Silent
+    watcher: Callable[[], Watcher] = SilentWatcher
     """Makes what a person sees; it crosses process borders."""
     display: Callable[[Options, int], Display] | None = None
     """The same for training."""
@@ -98,3 +107,51 @@ class CurateRequest:
         if EVERY_CLASS in self.eps:
             found = dict.fromkeys(known.values(), self.eps[EVERY_CLASS]) | found
         return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """All training examples of a recipe."""
+
+    found: FoundRecipe
+    labels: NDArray[np.int64] | None
+    class_names: Sequence[str]
+    """By label."""
+    examples_identity: str
+    num_examples: int
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.found.recipe
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What another curation in the same folder must share."""
+        return {"identity": self.found.identity, "examples_identity": self.examples_identity}
+
+
+def subject_of(found: FoundRecipe) -> Subject:
+    """Look through a recipe's training data."""
+    recipe = found.recipe
+    labels = labels_of(recipe.train, recipe.train_facts, recipe.collate)
+    names: list[str] = [NO_LABELS]
+    if labels is not None:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= MOST_CLASSES:
+            raise UserError(
+                f"the labels of {found.name} go from {low} to {high}; classes are numbered from 0, "
+                f"below {MOST_CLASSES}"
+            )
+        given = list(recipe.class_names)
+        names = [
+            given[label] if label < len(given) else str(label)
+            for label in range(max(high + 1, len(given)))
+        ]
+    identity = examples_identity(recipe.train, recipe.collate)
+    return Subject(
+        found=found,
+        labels=labels,
+        class_names=names,
+        examples_identity=identity,
+        num_examples=len(training_source(recipe)),
+    )

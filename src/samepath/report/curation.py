@@ -22,9 +22,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from numpy.typing import NDArray
 
-from samepath.curation.cache import read_arrays
 from samepath.curation.cluster import k_distances
 from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Comparison, to_json
+from samepath.curation.folder import read_arrays
 from samepath.curation.keep import REASONS
 from samepath.data.keep_list import KeepList, read_keep_list
 from samepath.errors import UserError

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from samepath.console import Watcher
 from samepath.engine.run.options import Options
 from samepath.errors import UserError
 from samepath.study.collect import curve_of, end_of
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.results import BatchRun, GridRun, GridStudy
-from samepath.study.runner import PlannedRun, StudyProgress, train_runs
+from samepath.study.runner import PlannedRun, train_runs
 
 METRIC = "accuracy"
 """What runs are judged by where the recipe evaluates it."""
@@ -26,7 +27,7 @@ def batch_study(
     request: StudyRequest,
     batch_sizes: Sequence[int],
     learning_rates: Sequence[float],
-    progress: StudyProgress,
+    watcher: Watcher,
 ) -> GridStudy:
     """Train the grid to its end. Without rates, the recipe's."""
     opened = look_into(request)
@@ -40,7 +41,7 @@ def batch_study(
         for rate in rates
         for size in batch_sizes
     }
-    train_all(opened, request, planned.values(), "grid", progress)
+    train_all(opened, request, planned.values(), "grid", watcher)
     runs = tuple(
         GridRun(learning_rate=rate, **facts_of(opened.folder, run))
         for (_, rate, _), run in planned.items()
@@ -89,12 +90,12 @@ def train_all(
     request: StudyRequest,
     runs: Iterable[PlannedRun],
     kind: str,
-    progress: StudyProgress,
+    watcher: Watcher,
     also: Mapping[str, Any] | None = None,
 ) -> None:
     """Enter the study's folder and train what is not there yet."""
     with entered(opened, request, kind, also):
-        train_runs(list(runs), opened, request, progress)
+        train_runs(list(runs), opened, request, watcher)
 
 
 def facts_of(study: Path, run: PlannedRun) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Literal, TypeAlias
 
+from samepath.console import Watcher
 from samepath.engine.run.options import Options
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.strategy_schedule import Course
@@ -27,7 +28,7 @@ from samepath.study.collect import Entry, cells_of, epochs_of, predictions, run_
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.rates import largest_rate
 from samepath.study.results import Rate, Study, Target
-from samepath.study.runner import PlannedRun, StudyProgress, status_of, train_runs
+from samepath.study.runner import PlannedRun, status_of, train_runs
 from samepath.timing.links import HERE, NetworkFacts, parse_network
 from samepath.timing.measured import ClockFacts
 from samepath.timing.model import Clock
@@ -38,28 +39,28 @@ _FRACTIONS = (0.0, 0.25, 0.5, 0.75)
 """Of an epoch, at which strategies are asked what they do."""
 
 
-def race(request: StudyRequest, progress: StudyProgress) -> Study:
+def race(request: StudyRequest, watcher: Watcher) -> Study:
     """Run a study to its end."""
     for text in request.strategies:
         find_strategy(text)
     network = parse_network(request.network)
     opened = look_into(request)
     with entered(opened, request, "race"):
-        return _race(request, opened, network, progress)
+        return _race(request, opened, network, watcher)
 
 
 def _race(
     request: StudyRequest,
     opened: Opened,
     network: NetworkFacts | Literal["here"],
-    progress: StudyProgress,
+    watcher: Watcher,
 ) -> Study:
     folder, options = opened.folder, opened.options
 
     seeds = tuple(range(request.seeds))
     workers = tuple(dict.fromkeys([1, *request.workers]))
     strategies = tuple(dict.fromkeys(["strong", *request.strategies]))
-    clock = Clock(_clock(opened, strategies, workers, network, progress))
+    clock = Clock(_clock(opened, strategies, workers, network, watcher))
 
     def alone_seconds(run: PlannedRun) -> float:
         plan = Course(run.options).plan(0, ())
@@ -67,7 +68,7 @@ def _race(
         return run.options.epochs * plan.steps_per_epoch * step_seconds
 
     def train(runs: Sequence[PlannedRun]) -> None:
-        train_runs(runs, opened, request, progress, alone_seconds)
+        train_runs(runs, opened, request, watcher, alone_seconds)
 
     rate = _rate(request, opened, train)
     rate, target = _sequential(request, opened, rate, seeds, train)
@@ -104,7 +105,7 @@ def _clock(
     strategies: Sequence[str],
     workers: Sequence[int],
     network: NetworkFacts | Literal["here"],
-    progress: StudyProgress,
+    watcher: Watcher,
 ) -> ClockFacts:
     """What was timed here before, or is now."""
     entries = race_entries(opened.options, strategies, workers, (0,))
@@ -122,12 +123,12 @@ def _clock(
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:
-        progress.note(f"{file} cannot be read ({brief(error)}); timing steps again")
+        watcher.note(f"{file} cannot be read ({brief(error)}); timing steps again")
     facts = measure_clock(
         opened.options,
         steps=sorted(steps),
         network=network,
-        tell=progress.note,
+        tell=watcher.note,
     )
     content = {"steps": sorted(steps), "facts": asdict(facts)}
     write_atomically(file, json.dumps(content, indent=2) + "\n")

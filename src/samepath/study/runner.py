@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,10 +22,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from samepath.console import Watcher
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked, Options, made_of_options
 from samepath.engine.run.request import available_workers
@@ -41,6 +43,13 @@ SHARING_SECONDS = 20.0
 """A shorter run is over sooner with one worker than several have started."""
 STOP_SECONDS = 30.0
 _TAIL_BYTES = 8192
+ALL = "all runs"
+WORDS = {
+    "target": "reached the target",
+    "diverged": "diverged",
+    "stuck": "got stuck",
+    "finished": "came to the epoch limit",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +63,50 @@ class PlannedRun:
     options: Options
 
 
-class StudyProgress(Protocol):
-    """What a person sees while a study runs."""
+class StudyProgress:
+    """Reports to a watcher how many runs are done, each run's epochs and the time left."""
 
-    def begin(self, waiting: Sequence[PlannedRun], done: int) -> None: ...
+    def __init__(self, watcher: Watcher, waiting: Sequence[PlannedRun], num_done: int) -> None:
+        self._watcher = watcher
+        self._began = time.monotonic()
+        self._num_runs, self._num_done = len(waiting) + num_done, num_done
+        self._left = {run.folder: run.options.epochs for run in waiting}
+        self._finished_epochs = 0.0
+        self._running: dict[str, float] = {}
 
     def look(self, running: Sequence[tuple[PlannedRun, int, float | None]]) -> None:
-        """Now and then: every run under way, its epochs and its last validation loss."""
+        """Report every run under way, its epochs and its last validation loss."""
+        self._running = {run.folder: float(epochs) for run, epochs, _ in running}
+        if self._num_runs > 1:
+            self._watcher.progress(ALL, self._num_done, self._num_runs, self._how_far())
+        for run, epochs, loss in running:
+            known = "" if loss is None else f"  valid loss {loss:.5g}"
+            most = run.options.epochs
+            self._watcher.progress(run.label, epochs, most, f"epoch {epochs} of {most}{known}")
 
-    def end(self, run: PlannedRun, status: str, epochs: float, loss: float | None) -> None: ...
+    def end(self, run: PlannedRun, status: str, epochs: float, loss: float | None) -> None:
+        """Report how a run ended."""
+        self._num_done += 1
+        self._finished_epochs += epochs
+        self._left.pop(run.folder, None)
+        self._running.pop(run.folder, None)
+        known = "" if loss is None else f", valid loss {loss:.5g}"
+        self._watcher.end(
+            run.label,
+            f"{run.label}: {WORDS[status]} after {epochs:.3g} epochs{known} ({self._how_far()})",
+        )
 
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
+    def _how_far(self) -> str:
+        """How many runs are done, and the time left if each of the others goes to its limit."""
+        text = f"{self._num_done} of {self._num_runs}"
+        done = self._finished_epochs + sum(self._running.values())
+        if done < 1 or not self._left:
+            return text
+        left = max(sum(self._left.values()) - sum(self._running.values()), 0.0)
+        minutes = (time.monotonic() - self._began) / done * left / 60
+        if minutes < 1:
+            return f"{text}, less than a minute left"
+        return f"{text}, at most {minutes:.0f} min left"
 
 
 @dataclass
@@ -97,7 +137,7 @@ def train_runs(
     runs: Sequence[PlannedRun],
     opened: Opened,
     request: StudyRequest,
-    progress: StudyProgress,
+    watcher: Watcher,
     alone_seconds: Callable[[PlannedRun], float] = lambda run: math.inf,
 ) -> None:
     """Train all runs that are not finished, on the cores or GPUs of this machine; `alone_seconds`
@@ -111,7 +151,7 @@ def train_runs(
     context.set_forkserver_preload(["samepath.engine.run.train", "torch._inductor.config"])
     running: list[_Running] = []
     slots = range(available_workers())
-    progress.begin(waiting, len(runs) - len(waiting))
+    progress = StudyProgress(watcher, waiting, len(runs) - len(waiting))
     try:
         with threads_of_children(1), stop_signals() as asked:  # runs set the plan's themselves
             while waiting or running:
@@ -137,7 +177,7 @@ def train_runs(
                     _finish(each, study, progress)
     finally:
         _stop(running)
-        progress.close()
+        watcher.close()
 
 
 def _clear_unbegun(folder: Path) -> None:

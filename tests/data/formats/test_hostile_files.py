@@ -30,8 +30,8 @@ from readers import FEW, READERS
 from torch import nn
 
 from samepath import files
-from samepath.curation.cache import read_arrays as read_stage
-from samepath.curation.extractor import load_from
+from samepath.curation.folder import read_arrays as read_stage
+from samepath.curation.network import load_from
 from samepath.data.content import fingerprint_path
 from samepath.data.formats import cifar10
 from samepath.data.formats.cubes import make_cubes

@@ -20,8 +20,9 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from samepath import patience
+from samepath import console
 from samepath.cli.cubes import cubes as cubes_command
+from samepath.console import WaitedTooLong
 from samepath.data.formats import cubes
 from samepath.data.formats.cubes import make_cubes
 from samepath.data.formats.cutting import CubeSettings
@@ -29,7 +30,6 @@ from samepath.data.formats.images import simpleitk
 from samepath.data.formats.scan_folders import read_annotations
 from samepath.data.formats.volumes import load_volumes
 from samepath.errors import UserError
-from samepath.patience import WaitedTooLong
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "luna16" / "annotations.csv"
 HEADER = "seriesuid,coordX,coordY,coordZ,diameter_mm\n"
@@ -355,7 +355,7 @@ def test_a_wait_for_others_has_a_limit_and_a_message(
 ) -> None:
     monkeypatch.setenv("SAMEPATH_CACHE", str(tmp_path))
     monkeypatch.setattr(cubes, "WAIT_SECONDS", 3.0)
-    monkeypatch.setattr(patience, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.1)
     load_volumes(luna)
     (lock,) = tmp_path.glob("*.lock")
     (made,) = tmp_path.glob("luna16-*-*")

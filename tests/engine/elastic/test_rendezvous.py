@@ -23,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from samepath import patience
+from samepath import console
 from samepath.cli import main
+from samepath.console import WaitedTooLong
 from samepath.engine.comm import store as comm_store
 from samepath.engine.comm.collective import machine_name
 from samepath.engine.comm.environment import LOOPBACK
@@ -56,7 +57,6 @@ from samepath.engine.run.train import train
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.files import LOCK
-from samepath.patience import WaitedTooLong
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
@@ -122,7 +122,7 @@ def until(condition: Callable[[], Any]) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.5)
-    monkeypatch.setattr(patience, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.1)
     monkeypatch.setattr(signed_store, "STORE_SECONDS", 2.0)
 
 

@@ -27,6 +27,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.console import Patience, say
 from samepath.data.formats.cutting import CubeSettings, Failure, Job, Result, cut_cube, window_for
 from samepath.data.formats.images import as_image, centre_of, longest_side_mm
 from samepath.data.formats.listing import Volumes, check_shape
@@ -43,8 +44,6 @@ from samepath.files import (
     read_object,
     try_lock,
 )
-from samepath.patience import Patience
-from samepath.say import say
 from samepath.version import __version__
 
 FORMAT = 1

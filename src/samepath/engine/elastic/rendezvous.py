@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from samepath.console import POLL_SECONDS, Patience
 from samepath.engine.comm.environment import LOOPBACK
 from samepath.engine.comm.store import open_store
 from samepath.engine.elastic.machine import WorkerRange
@@ -31,7 +32,6 @@ from samepath.engine.elastic.signed_store import (
     reach_store,
 )
 from samepath.errors import SamepathError
-from samepath.patience import POLL_SECONDS, Patience
 
 FINISHED = "finished"
 """Why a rendezvous is closed when all went well."""

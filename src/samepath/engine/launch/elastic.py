@@ -21,6 +21,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 
+from samepath.console import Patience, WaitedTooLong
 from samepath.engine.comm.collective import machine_name
 from samepath.engine.comm.environment import LOOPBACK
 from samepath.engine.elastic import heartbeat
@@ -52,7 +53,6 @@ from samepath.engine.launch.reports import WorkerReport, read_reports
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.owners import owned_folder
-from samepath.patience import Patience, WaitedTooLong
 
 SETTLE_SECONDS = 1.0
 """How long a new leader waits for another that leads too, where locks are not seen."""

@@ -32,12 +32,11 @@ from torch.distributed.elastic.multiprocessing import (
     start_processes,
 )
 
+from samepath.console import drop_closed_outputs, not_ignored, say
 from samepath.engine.launch.leftovers import mark_socket_folder, marked_semaphores
 from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
 from samepath.errors import WorkerFailed
 from samepath.orphans import die_with_launcher
-from samepath.say import say
-from samepath.terminal import let_go_of_closed, to_be_heard
 from samepath.threads import threads_of_children
 
 SHUTDOWN_SECONDS = 30
@@ -181,14 +180,14 @@ def launching(reports: Path, *, is_script: bool = False) -> Iterator[None]:
 @contextmanager
 def _signals_heard() -> Iterator[None]:
     """Signals raise SignalException in here; those that come later are answered as before."""
-    before = {number: signal.getsignal(number) for number in to_be_heard(SIGNALS)}
+    before = {number: signal.getsignal(number) for number in not_ignored(SIGNALS)}
     in_main_thread = threading.current_thread() is threading.main_thread()  # only there any are
     hung_up = False
 
     def hear(number: int, frame: FrameType | None) -> None:
         nonlocal hung_up
         if number == signal.SIGHUP:
-            let_go_of_closed()
+            drop_closed_outputs()
             if hung_up:  # a shell and the kernel both tell; workers are saving by now
                 return
             hung_up = True

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from samepath.console import Patience, say
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.checks.hardware import refuse_other_hardware
 from samepath.engine.comm.environment import Place, read_place
@@ -31,9 +32,7 @@ from samepath.engine.state.progress import Display, RunResult
 from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError, WorkerFailed
-from samepath.patience import Patience
 from samepath.recipe import FoundRecipe, find_recipe
-from samepath.say import say
 from samepath.threads import limited_threads
 
 __all__ = ["Request", "join", "train"]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from samepath.console import drop_closed_outputs, not_ignored, say
 from samepath.engine.comm.environment import read_place
 from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.launch.reports import Interrupted, Regroup
@@ -25,8 +26,6 @@ from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.faults import fault_point
 from samepath.recipe import FoundRecipe
-from samepath.say import say
-from samepath.terminal import let_go_of_closed, to_be_heard
 
 
 def work(
@@ -117,12 +116,12 @@ def stop_signals() -> Iterator[Callable[[], int]]:
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if number == signal.SIGHUP:
-            let_go_of_closed()
+            drop_closed_outputs()
         if asked and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         asked = number
 
-    before = {number: signal.signal(number, ask) for number in to_be_heard(_STOPPING)}
+    before = {number: signal.signal(number, ask) for number in not_ignored(_STOPPING)}
     try:
         yield lambda: asked
     finally:

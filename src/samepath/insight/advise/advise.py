@@ -11,8 +11,8 @@ import math
 import re
 import time
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from samepath.console import Watcher
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
@@ -65,18 +65,7 @@ class AdviseRequest:
     command: tuple[str, ...] = ()
 
 
-class AdviseProgress(Protocol):
-    """What a person sees while a recipe is measured."""
-
-    def begin(self, what: str, seconds: float) -> None:
-        """A part, and about how long it takes."""
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def advise(request: AdviseRequest, progress: AdviseProgress) -> tuple[Advice, MeasuredStep]:
+def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredStep]:
     """Measure for as long as was said, and reason."""
     began = time.perf_counter()
     refuse(request)
@@ -85,14 +74,15 @@ def advise(request: AdviseRequest, progress: AdviseProgress) -> tuple[Advice, Me
 
     def tell(text: str) -> None:
         text = in_minutes(text)
-        progress.note(text)
+        watcher.note(text)
         if not text.startswith("timing "):  # a doubt, not just what is going on
             notes.append(text)
 
     seconds = {part: 60.0 * request.minutes * share for part, share in SHARES.items()}
     took: dict[str, float] = {}
     try:
-        progress.begin("timing grains, updates and reductions", seconds["step"])
+        part = f"timing grains, updates and reductions, about {seconds['step']:.0f} s"
+        watcher.progress(part, 0, None)
         try:
             measured = measure_step(options, seconds=seconds["step"], tell=tell)
         except UserError as error:
@@ -100,10 +90,12 @@ def advise(request: AdviseRequest, progress: AdviseProgress) -> tuple[Advice, Me
         took["step_seconds"] = time.perf_counter() - began
         seconds = what_is_left(seconds, took["step_seconds"])
         task = plan_runs(request, options, measured, recipe_rate, seconds)
-        progress.begin("trying learning rates and training", seconds["rates"] + seconds["noise"])
+        watcher.end(part)
+        runs_seconds = seconds["rates"] + seconds["noise"]
+        watcher.progress(f"trying learning rates and training, about {runs_seconds:.0f} s", 0, None)
         found = short_runs(task)
     finally:
-        progress.close()
+        watcher.close()
     took |= {"rates_seconds": found.rate_seconds, "noise_seconds": found.noise_seconds}
     rates, batch = judged(request, options, task, found, grain_fixed=measured.grain_fixed)
     curves = curves_of(request, options, measured)

@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.data import GrainRequest, as_source
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.lanczos import top_eigenpairs
@@ -44,9 +46,6 @@ EIGEN_SHARE = 0.5
 MOST_PRODUCTS = 400
 """For the eigenvalues of one run."""
 
-Show = Callable[[str, int, int], None]
-"""Told what is being done, how much of it, and about how much it will be."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureRequest:
@@ -66,7 +65,7 @@ class CurvatureRequest:
     """Weights kept after so many epochs, or at a run's best; the newest when not given."""
     seed: int = 0
     save_vectors: bool = False
-    show: Callable[[], Show] | None = None
+    watcher: Callable[[], Watcher] = SilentWatcher
     """Makes, in the first worker, what shows progress; must pickle."""
 
     def __post_init__(self) -> None:
@@ -174,13 +173,12 @@ def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
 def _work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path) -> None:
     """One worker's life; the first worker writes what it found for each run to the folder."""
     with start(seed=request.seed, threads=threads) as session:
-        show = _silent if request.show is None or not session.is_first else request.show()
-        for number, (path, name) in enumerate(zip(request.runs, _names(request.runs), strict=True)):
-            _measure(session, request, grain_size, reopen(path), name, show, folder, number)
-
-
-def _silent(what: str, done: int, expected: int) -> None:
-    """Show nothing."""
+        watcher = request.watcher() if session.is_first else SilentWatcher()
+        named = zip(request.runs, _names(request.runs), strict=True)
+        with closing(watcher):
+            for number, (path, name) in enumerate(named):
+                run = reopen(path)
+                _measure(session, request, grain_size, run, name, watcher, folder, number)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -195,7 +193,7 @@ def _measure(
     grain_size: int,
     run: ReopenedRun,
     name: str,
-    show: Show,
+    watcher: Watcher,
     folder: Path,
     number: int,
 ) -> None:
@@ -231,7 +229,7 @@ def _measure(
     if not session.is_first:
         loss.serve()
         return
-    found, vectors = _explore(loss, request, name, show)
+    found, vectors = _explore(loss, request, name, watcher)
     loss.dismiss()
     result = RunCurvature(
         name=name,
@@ -257,9 +255,15 @@ def _measure(
 
 
 def _explore(
-    loss: SampleLoss, request: CurvatureRequest, name: str, show: Show
+    loss: SampleLoss, request: CurvatureRequest, name: str, watcher: Watcher
 ) -> tuple[dict[str, Any], Tensor]:
     """What the first worker asks of the loss: fields of RunCurvature, and eigenvectors."""
+
+    def show(part: str, done: int, expected: int) -> None:
+        watcher.progress(f"{name}: {part}", done, expected)
+        if done >= expected:
+            watcher.end(f"{name}: {part}")
+
     home, seed = loss.weights, request.seed
     at_home = loss.loss_at(home)
     if not math.isfinite(at_home):
@@ -275,7 +279,7 @@ def _explore(
             begin,
             request.top,
             most_products=MOST_PRODUCTS,
-            tell=lambda done, expected: show(f"{name}: eigenvalues", done, expected),
+            tell=lambda done, expected: show("eigenvalues", done, expected),
         )
     except FloatingPointError:
         raise UserError(
@@ -286,7 +290,7 @@ def _explore(
         loss.product,
         pairs,
         seed=seed,
-        tell=lambda done, expected: show(f"{name}: trace", done, expected),
+        tell=lambda done, expected: show("trace", done, expected),
     )
     points, fine, coarse = 0, request.grid, request.plane_grid
     num_planes = 1 + (len(pairs.vectors) > 1)
@@ -296,7 +300,7 @@ def _explore(
         nonlocal points
         points += 1
         value = loss.loss_at(weights)
-        show(f"{name}: landscape", points, expected)
+        show("landscape", points, expected)
         return value
 
     parameters, far = trained(loss.model), request.radius

@@ -16,11 +16,12 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from samepath.console import SilentWatcher, Watcher
 from samepath.engine.comm.collective import Collective, machine_name
 from samepath.engine.comm.environment import read_place
 from samepath.engine.comm.peers import Peers
@@ -53,14 +54,6 @@ BARRIERS = 25
 ONE_CLOCK = "one machine: its workers share a clock"
 
 
-class Watcher(Protocol):
-    """What a person sees of it; lives on worker 0."""
-
-    def step(self, engine: str, done: int, all_steps: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
     """What the user asked for."""
@@ -78,7 +71,7 @@ class ProfileRequest:
     """For the engine `queue`."""
     measure: bool = True
     """Take a step apart as well, so that it can be simulated."""
-    watcher: Callable[[], Watcher] | None = None
+    watcher: Callable[[], Watcher] = SilentWatcher
     """Makes, on worker 0, what shows progress; must pickle."""
 
     def __post_init__(self) -> None:
@@ -244,7 +237,7 @@ def _take_turns(
     recorders: Mapping[str, PhaseRecorder],
 ) -> None:
     """Take all steps of all engines, in turns."""
-    watcher = request.watcher() if request.watcher is not None and session.is_first else None
+    watcher = request.watcher() if session.is_first else SilentWatcher()
     all_turns = turns(request.steps, several=len(engines) > 1)
     all_steps = sum(map(len, all_turns)) * len(engines)
     done = 0
@@ -256,11 +249,10 @@ def _take_turns(
                     for step in turn:
                         take_step(engines[name], recorders[name], step)
                         done += 1
-                        if watcher is not None:
-                            watcher.step(name, done, all_steps)
+                        facts = f"step {done} of {all_steps}: {name}"
+                        watcher.progress("profiling", done, all_steps, facts)
     finally:
-        if watcher is not None:
-            watcher.close()
+        watcher.close()
 
 
 def turns(steps: int, *, several: bool) -> list[list[int | None]]:

@@ -1,0 +1,284 @@
+"""The terminal: notes, progress, tables, limits to waiting, and terminals that are closed.
+
+A library function reports its progress to a `Watcher`; the commands hand it a `LiveWatcher`, which
+shows it, and other callers a `SilentWatcher`. Results go to standard output; all else that is
+written here goes to standard error. rich is loaded when something is drawn, not before: quick
+commands do without it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from samepath.errors import SamepathError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from rich.status import Status
+
+_OUTPUTS = (1, 2)
+_CLOSED = (errno.EIO, errno.EPIPE)
+POLL_SECONDS = 0.02
+QUIET_SECONDS, REMIND_SECONDS = 2.0, 60.0
+"""A wait is first mentioned after a moment, and then every minute."""
+LINE_SECONDS = 15.0
+"""Where there is no terminal to draw on, progress is a line this often."""
+
+
+def say(text: object) -> None:
+    """Write one line to standard error."""
+    with may_be_closed():
+        print(f"samepath: {text}", file=sys.stderr, flush=True)
+
+
+def count(number: int, noun: str) -> str:
+    """'1 step', '1,200 steps'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# ---------------------------------------------------------------- a terminal that is closed
+
+
+def drop_closed_outputs() -> None:
+    """Send to /dev/null, from here on, what this process writes to a closed terminal or pipe.
+
+    Such a write fails in whichever line of whichever process it happens to be. There is no reader
+    left, so nothing is lost with it, and the process can still save the step and record in run.json
+    how the run ended.
+    """
+    closed = [output for output in _OUTPUTS if _is_closed(output)]
+    if closed:
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        for output in closed:
+            os.dup2(nowhere, output)
+        os.close(nowhere)
+
+
+def _is_closed(output: int) -> bool:
+    """Whether the terminal is gone, or no process has the other end of the pipe."""
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
+
+
+def not_ignored(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """The signals that may stop this process: under `nohup` a closed terminal does not."""
+    return [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
+@contextmanager
+def may_be_closed() -> Iterator[None]:
+    """Write to a terminal or pipe in this block; that it is closed ends nothing."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _CLOSED:
+            raise
+        drop_closed_outputs()
+
+
+# ---------------------------------------------------------------- waiting
+
+
+class WaitedTooLong(SamepathError):
+    """Another process did not come in time."""
+
+
+class Patience:
+    """The limit of one wait for another process, with a reminder now and then."""
+
+    def __init__(self, seconds: float, tell: Callable[[str], None] = say) -> None:
+        self._seconds = seconds
+        self._tell = tell
+        self._began = time.monotonic()
+        self._told = self._began + QUIET_SECONDS - REMIND_SECONDS
+
+    def pause(self, missing: str) -> None:
+        """Sleep a moment, if there is time left; the caller then looks for `missing` again."""
+        now = time.monotonic()
+        if now - self._began > self._seconds:
+            raise WaitedTooLong(f"waited {self._seconds:.0f} s for {missing}")
+        if now - self._told > REMIND_SECONDS:
+            self._told = now
+            self._tell(f"waiting for {missing}")
+        time.sleep(POLL_SECONDS)
+
+
+# ---------------------------------------------------------------- progress
+
+
+class Watcher(Protocol):
+    """What a library function reports its progress to."""
+
+    def progress(self, what: str, done: float, total: float | None, facts: str = "") -> None:
+        """Report that `done` of `total` of the part `what` is done; None: it cannot be told.
+
+        `facts` describe it better than the two numbers do. Several parts may be under way.
+        """
+
+    def end(self, what: str, said: str | None = None) -> None:
+        """Report the end of a part, complete or not; `said` is a line about it."""
+
+    def note(self, text: str) -> None:
+        """Report something that a person should know, in one line."""
+
+    def close(self) -> None:
+        """Report the end of all parts."""
+
+
+class SilentWatcher:
+    """Shows nothing."""
+
+    def progress(self, what: str, done: float, total: float | None, facts: str = "") -> None: ...
+
+    def end(self, what: str, said: str | None = None) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Part:
+    bar: TaskID | None
+    began: float = field(default_factory=time.monotonic)
+    done: float = 0.0
+    total: float | None = None
+
+
+class LiveWatcher:
+    """Shows progress: a bar for each part on a terminal, a line now and then elsewhere.
+
+    The class itself crosses process borders; it is made in the worker that shows something.
+    """
+
+    def __init__(self, *, own_thread: bool = True) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self.is_terminal = self._console.is_terminal
+        self._own_thread = own_thread
+        """Draw in a thread too, so that clocks move; else only when there is progress."""
+        self._bars: Progress | None = None
+        self._parts: dict[str, _Part] = {}
+        self._spoke = time.monotonic()
+
+    def progress(self, what: str, done: float, total: float | None, facts: str = "") -> None:
+        if not facts and total is not None:
+            facts = f"{done:,.0f} of {total:,.0f}"
+        if what not in self._parts:
+            self._parts[what] = _Part(self._new_bar(what, done, total, facts))
+            if total is None and not self.is_terminal:
+                self.note(what)
+        part = self._parts[what]
+        part.done, part.total = done, total
+        if self._bars is not None and part.bar is not None:
+            with may_be_closed():
+                self._bars.update(part.bar, completed=done, total=total, facts=facts)
+                if not self._own_thread:
+                    self._bars.refresh()
+        elif facts and time.monotonic() - self._spoke > LINE_SECONDS:
+            self.note(f"{what}: {facts}")
+
+    def end(self, what: str, said: str | None = None) -> None:
+        part = self._parts.pop(what, None)
+        if part is not None and part.bar is not None and self._bars is not None:
+            self._bars.remove_task(part.bar)
+        if not self._parts:
+            self._stop_drawing()
+        if said is None and part is not None and part.total is not None:
+            seconds = time.monotonic() - part.began
+            if part.done >= part.total and seconds > QUIET_SECONDS:
+                said = f"{what}: {seconds:.0f} s"
+        if said is not None:
+            self.note(said)
+
+    def note(self, text: str) -> None:
+        self._spoke = time.monotonic()
+        say(text)  # while bars are drawn, rich writes it above them
+
+    def close(self) -> None:
+        self._parts.clear()
+        self._stop_drawing()
+
+    def _new_bar(self, what: str, done: float, total: float | None, facts: str) -> TaskID | None:
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        if not self.is_terminal:
+            return None
+        if self._bars is None:
+            self._bars = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[facts]}", markup=False),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+                auto_refresh=self._own_thread,
+            )
+            with may_be_closed():
+                self._bars.start()
+        return self._bars.add_task(what, total=total, completed=int(done), facts=facts)
+
+    def _stop_drawing(self) -> None:
+        if self._bars is not None:
+            with may_be_closed():
+                self._bars.stop()  # gives the cursor back
+            self._bars = None
+
+
+def status(text: str) -> Status:
+    """Show a line with a spinner on a terminal, while the block runs; its `update` changes it."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+# ---------------------------------------------------------------- tables
+
+Rows = Sequence[Sequence[str]]
+"""The head, and the lines below it."""
+
+
+def print_table(rows: Rows) -> None:
+    """Print a table; columns of numbers stand on the right. In files, lines are not broken."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    head, *body = rows
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name, *cells in zip(head, *body, strict=True):
+        numbers = all(not cell or cell.lstrip("-+<>~")[:1].isdigit() for cell in cells)
+        table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
+    for row in body:
+        table.add_row(*map(Text, row))  # not markup
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def print_report(tables: Iterable[tuple[str, Rows, str]], verdict: str, page: Path) -> None:
+    """Print titles, tables and a note below each; then the verdict, and where to see more."""
+    for title, rows, note in tables:
+        print(title)
+        print_table(rows)
+        print(f"{note}\n" if note else "")
+    print(f"{verdict}\nreport: {page}")
