@@ -32,7 +32,7 @@ from samepath.curation.pipeline import curate
 from samepath.curation.reasons import held_out_beliefs, label_errors
 from samepath.curation.request import CurateRequest
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.recipe import find_recipe
 
 HERE = Path(__file__).parent

@@ -31,7 +31,7 @@ from rich.table import Table
 from about import commit
 from load_recipe import Load, loss, made_up, maker
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.timing.stopwatch import machine
 
 HERE = Path(__file__).parent

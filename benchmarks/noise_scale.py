@@ -27,9 +27,9 @@ from torch import nn
 from samepath import start
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Asked, resolve
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step import step as engine
+from samepath.engine.train import Request, train
 from samepath.recipe import find_recipe
 from samepath.timing.stopwatch import machine
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from samepath.cli.train import RunDisplay
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.report.show import draw_loss_curves, show_run
 
 

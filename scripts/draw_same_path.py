@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.report.show import draw_loss_curves
 
 

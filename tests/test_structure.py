@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,9 @@ ENGINE_FLOW = [
     {"verify"},
 ]
 ENGINE_STAGE = {name: number for number, names in enumerate(ENGINE_FLOW) for name in names}
+
+MOST_FILES = 16
+"""Of a folder, beside its __init__: about a dozen; more is a sign of a missing subfolder."""
 
 
 @cache
@@ -161,6 +165,22 @@ def test_imports_point_backwards_in_the_engine(module: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_say_what_they_are(module: str) -> None:
     assert ast.get_docstring(tree(module))
+
+
+def test_folders_are_small() -> None:
+    """The command line is one file a command, and so apart."""
+    paths = [path for path in MODULES.values() if path.name != "__init__.py"]
+    files = Counter(path.parent for path in paths if path.parent.name != "cli")
+    assert {str(f): n for f, n in files.items() if n > MOST_FILES} == {}
+
+
+def test_a_public_class_has_one_meaning() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in tree(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize(

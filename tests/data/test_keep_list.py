@@ -24,8 +24,8 @@ from samepath.data.keep_list import (
 )
 from samepath.data.sources import labels_of, only_rows
 from samepath.engine.run.options import Asked, Options, recipe_of, resolve
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.reopen import reopen
+from samepath.engine.train import Request, train
 from samepath.errors import UserError
 from samepath.recipe import FoundRecipe, find_recipe
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from samepath import start
 from samepath.engine.noise_scale import NoiseSample, NoiseScale, average, is_measured, sample
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.step.gradients import GradientSum
 from samepath.engine.step.settings import StepResult
+from samepath.engine.train import Request, train
 
 Data = tuple[Tensor, Tensor]
 NUM_EXAMPLES = 96

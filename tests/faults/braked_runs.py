@@ -18,7 +18,7 @@ from elastic_runs import SAMEPATH, children, ended, lines, num_lines, workers_of
 
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
-from samepath.engine.run.train import train
+from samepath.engine.train import train
 from samepath.files import LOCK
 
 RECIPE = Path(__file__).parent / "braked_recipe.py"

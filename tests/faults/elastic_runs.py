@@ -19,9 +19,9 @@ from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.elastic.ring import MEMORY
 from samepath.engine.run.options import Asked, Options
 from samepath.engine.run.request import Request
-from samepath.engine.run.train import train
 from samepath.engine.state.progress import RunResult, Silent
 from samepath.engine.step.settings import StepResult
+from samepath.engine.train import train
 
 SAMEPATH = Path(sys.executable).with_name("samepath")
 RECIPE = Path(__file__).parents[1] / "parity" / "tiny_recipe.py"

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.checkpoint import load_newest
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import Request, train
 from samepath.errors import UserError, WorkerFailed
 
 SAMEPATH = Path(sys.executable).with_name("samepath")

@@ -18,9 +18,9 @@ from elastic_runs import lines
 
 from samepath.cli.digest import digest
 from samepath.engine.run.options import Asked, Options
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.progress import Silent
 from samepath.engine.state.reopen import reopen
+from samepath.engine.train import Request, train
 from samepath.errors import CheckpointDamaged
 
 LIMIT_SECONDS = 300

@@ -15,9 +15,9 @@ import pytest
 from elastic_runs import lines
 
 from samepath.engine.run import loop
-from samepath.engine.run.train import Request, train
 from samepath.engine.state import checkpoint
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import Request, train
 
 LIMIT_SECONDS = 180
 RECIPE = """

@@ -21,8 +21,8 @@ from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines
 
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
-from samepath.engine.run.train import train
 from samepath.engine.state.checkpoint import list_checkpoints
+from samepath.engine.train import train
 
 LIMIT_SECONDS = 300
 EPOCHS = 60

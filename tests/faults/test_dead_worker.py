@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.errors import WorkerFailed
 
 LIMIT_SECONDS = 180  # far below the minutes that a collective would wait

@@ -32,8 +32,8 @@ from elastic_runs import (
 from samepath.engine.elastic.ring import MEMORY
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
-from samepath.engine.run.train import train
 from samepath.engine.state.checkpoint import list_checkpoints
+from samepath.engine.train import train
 from samepath.errors import UserError, WorkerFailed
 
 LIMIT_SECONDS = 300

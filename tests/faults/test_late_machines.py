@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from samepath.console import WaitedTooLong
+from samepath.engine import train as training
 from samepath.engine.comm.environment import Place
 from samepath.engine.elastic.machine import WorkerRange
-from samepath.engine.run import train as training
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
-from samepath.engine.run.train import train
+from samepath.engine.train import train
 from samepath.errors import WorkerFailed
 from samepath.recipe import find_recipe
 

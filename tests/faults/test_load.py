@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 
 pytestmark = pytest.mark.alone
 LIMIT_SECONDS = 300

@@ -18,7 +18,7 @@ from elastic_runs import lines
 
 from samepath.cli import main
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 
 LIMIT_SECONDS = 600
 

@@ -28,8 +28,8 @@ from elastic_runs import (
     workers_of,
 )
 
+from samepath.engine import train as training
 from samepath.engine.launch.reports import Interrupted
-from samepath.engine.run import train as training
 from samepath.engine.state.checkpoint import list_checkpoints
 from samepath.engine.state.run_folder import RunFolder
 

@@ -10,8 +10,8 @@ from elastic_runs import RECIPE, lines, undisturbed
 
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state import metrics_log as engine_lines
+from samepath.engine.train import Request, train
 
 LIMIT_SECONDS = 300
 EPOCHS = 12

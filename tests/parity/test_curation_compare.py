@@ -14,8 +14,8 @@ from samepath.console import SilentWatcher
 from samepath.curation.compare import Comparison, Wanted, compare, from_json
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import Request, train
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.report.curation import comparison_table, finish_comparison, verdict

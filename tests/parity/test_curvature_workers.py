@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from samepath.cli.main import cli
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.insight.curvature.result import Curvature, run_from_json
 from samepath.insight.folder import kind_of, read_finding

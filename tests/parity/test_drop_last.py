@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import Request, train
 from samepath.errors import UserError
 
 TINY = Path(__file__).with_name("tiny_recipe.py").read_text()

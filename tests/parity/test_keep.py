@@ -11,8 +11,8 @@ from samepath.data.formats.cifar10 import NUM_IMAGES, RECORD
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.data.sources import labels_of
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.progress import RunResult
+from samepath.engine.train import Request, train
 from samepath.engine.verify.verify import VerifyRequest, verify
 from samepath.recipe import find_recipe
 

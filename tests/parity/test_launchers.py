@@ -14,7 +14,7 @@ from launches import slurm_answers
 
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "own_loop.py")

@@ -19,9 +19,9 @@ from samepath.engine.checks.fingerprints import own_modules
 from samepath.engine.checks.hardware import describe_cpu, versions
 from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.options import Asked, Options, recipe_of
-from samepath.engine.run.train import Request, join, train
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import Request, join, train
 from samepath.errors import UserError
 from samepath.study import runner
 from samepath.study.opening import StudyRequest, entered, look_into
@@ -290,7 +290,7 @@ def test_one_worker_elsewhere_is_in_run_json(folder: Path) -> None:
         "from pathlib import Path\n"
         "from samepath.engine.run.options import Options\n"
         "from samepath.engine.run.request import Request\n"
-        "from samepath.engine.run.worker import work\n"
+        "from samepath.engine.worker import work\n"
         "options = Options(**json.loads(Path('options.json').read_text()))\n"
         "elsewhere = os.environ['RANK'] == '1'\n"
         "request = Request(recipe=options.recipe, other_hardware=elsewhere)\n"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.progress import RunResult
+from samepath.engine.train import Request, train
 from samepath.errors import UserError
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))

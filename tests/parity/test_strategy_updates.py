@@ -26,10 +26,10 @@ from samepath import Recipe, start
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.session import Session
-from samepath.engine.run.train import Request, train
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.progress import Silent
 from samepath.engine.step.settings import StepResult
+from samepath.engine.train import Request, train
 from samepath.keys import key
 from samepath.plan import epoch_order
 from samepath.recipe import FoundRecipe

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.study.results import Study, from_json
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))

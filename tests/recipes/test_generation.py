@@ -15,8 +15,8 @@ from samepath.cli import main
 from samepath.data.formats.images import read_nifti
 from samepath.data.formats.volumes import load_volumes
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.reopen import reopen
+from samepath.engine.train import Request, train
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.recipes.nodules.deepdensity import DeepDensity, Mixture, evaluate_density
 from samepath.recipes.nodules.generation import GenerateRequest, Generator, encode, generate, render

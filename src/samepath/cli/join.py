@@ -37,7 +37,7 @@ def join(
       samepath join runs/a --here 2                       in another terminal
       samepath join /shared/runs/a --interface eth0       on another machine
     """
-    from samepath.engine.run.train import join as join_run
+    from samepath.engine.train import join as join_run
 
     with stdout_kept_for_json(as_json):
         machine = machine_of(here, interface)

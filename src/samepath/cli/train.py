@@ -152,8 +152,8 @@ def train(
     from samepath.engine.comm.environment import read_place
     from samepath.engine.elastic.machine import WorkerRange
     from samepath.engine.run.options import Asked
-    from samepath.engine.run.train import Request
-    from samepath.engine.run.train import train as train_request
+    from samepath.engine.train import Request
+    from samepath.engine.train import train as train_request
 
     workers: Any = num_workers
     machine = None

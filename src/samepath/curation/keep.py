@@ -36,7 +36,7 @@ Truths = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Choice:
+class KeepChoice:
     """What was decided about every example."""
 
     keep_list: KeepList
@@ -52,7 +52,7 @@ def choose(
     judged: Arrays,
     inputs: Arrays,
     previous: KeepList | None,
-) -> Choice:
+) -> KeepChoice:
     """Decide about all examples; what an earlier keep-list dropped stays so, for its reason."""
     number = subject.num_examples
     rows = np.arange(number) if previous is None else previous.rows
@@ -95,7 +95,7 @@ def choose(
     whole[rows] = clusters
     for row, reason in zip(rows.tolist(), first_reasons(found, len(rows)), strict=True):
         reasons[row] = reason
-    return Choice(
+    return KeepChoice(
         keep_list=KeepList(
             labels=subject.labels,
             positions=mapped["map"],

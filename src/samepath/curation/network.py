@@ -24,10 +24,10 @@ from samepath.data import seed_everything
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.reopen import look_at
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import State, digest
+from samepath.engine.train import Request, train
 from samepath.errors import SamepathError, UserError
 from samepath.files import brief, read_tensors
 from samepath.keys import key

@@ -30,9 +30,9 @@ from samepath.console import Watcher
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked, Options, made_of_options
 from samepath.engine.run.request import available_workers
-from samepath.engine.run.train import Request, train
-from samepath.engine.run.worker import stop_signals
 from samepath.engine.state.run_folder import ENDED, RunFolder
+from samepath.engine.train import Request, train
+from samepath.engine.worker import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.study.opening import Opened, StudyRequest
@@ -148,7 +148,7 @@ def train_runs(
     if not waiting:
         return
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["samepath.engine.run.train", "torch._inductor.config"])
+    context.set_forkserver_preload(["samepath.engine.train", "torch._inductor.config"])
     running: list[_Running] = []
     slots = range(available_workers())
     progress = StudyProgress(watcher, waiting, len(runs) - len(waiting))

@@ -53,8 +53,8 @@ from samepath.engine.launch.elastic import Agent, FaultTolerance
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
-from samepath.engine.run.train import train
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import train
 from samepath.errors import UserError
 from samepath.files import LOCK
 

@@ -15,7 +15,7 @@ from samepath.engine.comm import store
 from samepath.engine.elastic import signed_store
 from samepath.engine.launch import launch as launching
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 
 recipe, out = sys.argv[1:]
 opened, threads = [], []

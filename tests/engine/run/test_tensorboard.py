@@ -18,8 +18,8 @@ from ui_folders import make_run, step_line
 from samepath.cli.tensorboard import tensorboard
 from samepath.engine.run.options import Asked
 from samepath.engine.run.tensorboard import EventWriter
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import Request, train
 from samepath.errors import UserError
 from samepath.files import lock_folder
 

@@ -17,8 +17,8 @@ from samepath.curation.network import load_from
 from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
-from samepath.engine.run.train import join, train
 from samepath.engine.state.reopen import look_at, reopen
+from samepath.engine.train import join, train
 from samepath.errors import UserError
 from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.recipe import find_recipe

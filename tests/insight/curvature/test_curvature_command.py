@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from samepath.engine.run.options import Asked
-from samepath.engine.run.train import Request, train
+from samepath.engine.train import Request, train
 from samepath.errors import UserError
 from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.insight.curvature.landscape import Line, Plane, Rise

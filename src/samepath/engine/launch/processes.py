@@ -113,7 +113,7 @@ def start_workers(
         multiprocessing.get_context("forkserver").set_forkserver_preload(
             [
                 "samepath.engine.launch.forked",
-                "samepath.engine.run.worker",
+                "samepath.engine.worker",
                 "torch._inductor.config",  # which use_deterministic_algorithms needs
             ]
         )

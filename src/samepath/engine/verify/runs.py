@@ -19,8 +19,8 @@ from typing import Any
 
 from samepath.engine.launch.processes import interruptible
 from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
-from samepath.engine.run.train import Request, train
 from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.train import Request, train
 from samepath.engine.verify.trace import TraceJob, WorkerTrace, trace_path
 from samepath.orphans import die_with_parent
 from samepath.owners import owned_folder

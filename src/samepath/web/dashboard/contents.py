@@ -23,7 +23,7 @@ import numpy as np
 from samepath.engine.state.metrics_log import MetricColumns, newest_values, sample_values
 from samepath.web.dashboard.find import Item, RootFolder, Search, search
 from samepath.web.dashboard.reports import ShownFile, item_line, item_page, shown_files
-from samepath.web.dashboard.runs import RunRecord, comparison, curves, run_line, run_page
+from samepath.web.dashboard.runs import ShownRun, comparison, curves, run_line, run_page
 
 MAX_COMPARED = 12
 KEPT_METRICS = 24
@@ -156,7 +156,7 @@ class FolderContents:
 
     def _run_line(self, item: Item, content: dict[str, Any]) -> dict[str, Any]:
         try:
-            record = RunRecord.of(content)
+            record = ShownRun.of(content)
         except ValueError as error:
             raise Unreadable(f"{item.mark} cannot be read ({error})") from None
         is_running = record.status == "running" and self.root.is_locked(item.folder)
@@ -180,7 +180,7 @@ class FolderContents:
             return page
         content = self._content(item)
         if item.kind == "run":
-            return page | run_page(RunRecord.of(content), line, line["path"])
+            return page | run_page(ShownRun.of(content), line, line["path"])
         return page | item_page(item, content, self.root)
 
     def _content(self, item: Item) -> dict[str, Any]:

@@ -28,7 +28,7 @@ NUM_POINTS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class ShownRun:
     """A run.json, taken apart; what is missing or of another kind is empty."""
 
     status: str
@@ -37,7 +37,7 @@ class RunRecord:
     starts: Sequence[Any]
 
     @classmethod
-    def of(cls, content: Any) -> RunRecord:
+    def of(cls, content: Any) -> ShownRun:
         """Take run.json apart; ValueError where it is not of samepath."""
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError("it is not a run of samepath: it has no config")
@@ -74,7 +74,7 @@ def typed(command: Any) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]])
 
 
-def run_line(record: RunRecord, is_running: bool, newest: Mapping[str, Any]) -> dict[str, Any]:
+def run_line(record: ShownRun, is_running: bool, newest: Mapping[str, Any]) -> dict[str, Any]:
     """A run in the overview; `newest` is the end of its metrics, for a run without a result."""
     config, result = record.config, record.result
     stopped = record.status == "running" and not is_running
@@ -102,7 +102,7 @@ def run_line(record: RunRecord, is_running: bool, newest: Mapping[str, Any]) -> 
     }
 
 
-def run_page(record: RunRecord, line: Mapping[str, Any], shown: str) -> dict[str, Any]:
+def run_page(record: ShownRun, line: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """Facts for a run's page beside its curves; `shown` is its place as one would type it."""
     recipe = str(record.config.get("recipe", ""))
     versions = record.last_start.get("versions")

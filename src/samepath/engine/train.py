@@ -26,11 +26,11 @@ from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
 from samepath.engine.run.tensorboard import FOLDER
-from samepath.engine.run.worker import launched, work
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
 from samepath.engine.state.progress import Display, RunResult
 from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
 from samepath.engine.state.run_folder import ENDED, RunFolder
+from samepath.engine.worker import launched, work
 from samepath.errors import UserError, WorkerFailed
 from samepath.recipe import FoundRecipe, find_recipe
 from samepath.threads import limited_threads
