@@ -180,8 +180,7 @@ class PlainLoop(Engine):
         loss.item()  # people look at the loss
 
     def _add_weights(self, weight: float) -> float:
-        records = self._session.collective.gather(np.array([weight]).view(np.uint8))
-        return math.fsum(float(record.view(np.float64)[0]) for record in records)
+        return math.fsum(self._session.collective.gather_rows(np.array([weight])).ravel())
 
     def _loss(self, data: Any) -> Tensor:
         module = self._reducer.module

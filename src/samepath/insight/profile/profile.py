@@ -287,7 +287,7 @@ def gather(
         ]
         for name, recorder in recorders.items()
     }
-    records = _gather_text(collective, json.dumps(notes))
+    records = collective.gather_bytes(json.dumps(notes).encode())
     if collective.worker != 0:
         return None
     all_notes: list[dict[str, Any]] = [json.loads(record) for record in records]
@@ -307,15 +307,14 @@ def set_clock(collective: Collective, now: Callable[[], float]) -> tuple[float, 
     """How far this worker's clock is ahead of worker 0's, and how that is known.
 
     All workers leave a barrier at about the same time; the median over some tells clocks apart."""
-    names = _gather_text(collective, machine_name())
+    names = collective.gather_bytes(machine_name().encode())
     if len(set(names)) == 1:
         return 0.0, ONE_CLOCK
     times = []
     for _ in range(BARRIERS):
         collective.agree(True)
         times.append(now())
-    records = collective.gather(np.array(times).view(np.uint8))
-    all_times = [record.view(np.float64) for record in records]
+    all_times = collective.gather_rows(np.array(times))
     apart = [np.sort(mine - all_times[0]) for mine in all_times]
     spread = max(float(each[-1 - BARRIERS // 4] - each[BARRIERS // 4]) for each in apart)
     offset = statistics.median(apart[collective.worker].tolist())
@@ -323,18 +322,3 @@ def set_clock(collective: Collective, now: Callable[[], float]) -> tuple[float, 
     return offset, (
         f"{machines} machines: clocks set by {BARRIERS} barriers, to about {1e3 * spread:.2g} ms"
     )
-
-
-def _gather_text(collective: Collective, text: str) -> list[str]:
-    """All workers' texts, of any length."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    lengths = [
-        int(record.view(np.int64)[0])
-        for record in collective.gather(np.array([len(data)]).view(np.uint8))
-    ]
-    padded = np.zeros(max(lengths), np.uint8)
-    padded[: len(data)] = data
-    return [
-        record[:length].tobytes().decode()
-        for record, length in zip(collective.gather(padded), lengths, strict=True)
-    ]
