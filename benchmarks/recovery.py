@@ -41,9 +41,9 @@ from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Asked, resolve
 from samepath.engine.run.session import start
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.step.settings import Pace
 from samepath.engine.step.step import Stepper
 from samepath.recipe import find_recipe
+from samepath.strategies import Choice
 
 HERE = Path(__file__).parent
 KILLS = 5
@@ -163,9 +163,9 @@ class Timed(StepMemory):
     seconds = 0.0
 
     @contextmanager
-    def around_update(self, trainer: Stepper, pace: Pace) -> Iterator[None]:
+    def around_update(self, trainer: Stepper, choice: Choice) -> Iterator[None]:
         began = time.perf_counter()
-        with super().around_update(trainer, pace):
+        with super().around_update(trainer, choice):
             self.seconds += time.perf_counter() - began
             yield
             began = time.perf_counter()

@@ -26,11 +26,11 @@ PATIENCE_SECONDS = 120.0
 EPOCHS = 60  # with the brake on that takes two minutes, without it two seconds
 
 
-Course = tuple[str, list[dict[str, Any]]]
+Outcome = tuple[str, list[dict[str, Any]]]
 """A run's digest and metrics."""
 
 
-def undisturbed(folder: Path) -> Course:
+def undisturbed(folder: Path) -> Outcome:
     """What one worker comes to that nothing happens to."""
     asked = Asked(epochs=EPOCHS)
     request = Request(recipe=str(RECIPE), num_workers=1, asked=asked, out=folder / "undisturbed")
@@ -166,7 +166,7 @@ class Machine:
     def exit_code(self) -> int:
         return self.process.wait(PATIENCE_SECONDS)
 
-    def outcome(self) -> Course:
+    def outcome(self) -> Outcome:
         """Digest and metrics, when it has ended well."""
         return self.result()["digest"], lines(self._run.out)
 

@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from braked_runs import EPOCHS, RECIPE, Braked, Course, undisturbed
+from braked_runs import EPOCHS, RECIPE, Braked, Outcome, undisturbed
 from elastic_runs import lines
 
 from samepath.cli import main
@@ -24,11 +24,11 @@ LIMIT_SECONDS = 600
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Course:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return undisturbed(tmp_path_factory.mktemp("alone"))
 
 
-def test_one_joins_from_another_folder(run: Braked, expected: Course) -> None:
+def test_one_joins_from_another_folder(run: Braked, expected: Outcome) -> None:
     """The recipe's path was typed relative to where the run was started."""
     first = run.start(
         "train", RECIPE.name, "--epochs", str(EPOCHS), "--out", run.out, "-n", "1:2", "--here", "1",
@@ -40,7 +40,7 @@ def test_one_joins_from_another_folder(run: Braked, expected: Course) -> None:
     assert first.outcome() == expected
 
 
-def test_machines_come_and_go(run: Braked, expected: Course) -> None:
+def test_machines_come_and_go(run: Braked, expected: Outcome) -> None:
     first = run.train("-n", "2:3", "--here", "1")
     first.await_words(r"waiting for at least 2 workers \(1 there on 1 machine\(s\)\)")
     second = run.join("--here", "2")
@@ -84,7 +84,7 @@ def test_machines_come_and_go(run: Braked, expected: Course) -> None:
     assert not (run.out / "meeting.json").exists()
 
 
-def test_machines_leave_while_the_disk_is_full(run: Braked, expected: Course) -> None:
+def test_machines_leave_while_the_disk_is_full(run: Braked, expected: Outcome) -> None:
     """What they have done is in the memory of those who stay."""
     first = run.train("-n", "1:3", "--here", "1", "--checkpoint-steps", "2")
     second, third = run.join("--here", "1"), run.join("--here", "1")
@@ -107,7 +107,7 @@ def test_machines_leave_while_the_disk_is_full(run: Braked, expected: Course) ->
     assert "(No space left on device)" in first.words()
 
 
-def test_a_machine_that_cannot_work_ends_nobody_elses_run(run: Braked, expected: Course) -> None:
+def test_a_machine_that_cannot_work_ends_nobody_elses_run(run: Braked, expected: Outcome) -> None:
     first = run.train("-n", "1:3", "--here", "1")
     run.await_workers(1, first)
     broken = run.join("--here", "1", BROKEN="yes")

@@ -34,9 +34,9 @@ from torch.utils.data import Dataset
 from samepath.data import Draws, seed_everything
 from samepath.engine.run.session import Session, start
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.step.settings import Pace
 from samepath.errors import Diverged, UserError
 from samepath.plan import epoch_order
+from samepath.strategies.choice import Choice, Synchronisation
 
 WIDTH, CLASSES, LENGTH, SEED = 6, 3, 4, 7
 
@@ -434,7 +434,12 @@ def advance(trainer: Trainer, spec: Spec, stop: int) -> list[str]:
         step = trainer.step_number
         if spec.freeze is not None and step in (spec.freeze, spec.freeze + 2):
             model.first.requires_grad_(step != spec.freeze)
-        found += [result.loss.hex() for result in trainer.advance(share, Pace(lag=spec.lag))]
+        found += [
+            result.loss.hex()
+            for result in trainer.advance(
+                share, Choice(synchronisation=Synchronisation(kind="stale", lag=spec.lag))
+            )
+        ]
         if (step + 1) % spec.steps_per_epoch == 0:
             metrics = trainer.evaluate(data)
             trainer.end_epoch(metrics["loss"])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from braked_runs import Braked, Course, undisturbed
+from braked_runs import Braked, Outcome, undisturbed
 from elastic_runs import lines
 from launches import slurm_answers
 
@@ -25,7 +25,7 @@ SRUN_APART = ("srun", "--overcommit", "-N", "2", "-n", "2")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Course:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return undisturbed(tmp_path_factory.mktemp("alone"))
 
 
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Iterator[Braked]:
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun", "srun on two nodes"])
-def test_a_worker_is_killed(run: Braked, expected: Course, launcher: str) -> None:
+def test_a_worker_is_killed(run: Braked, expected: Outcome, launcher: str) -> None:
     if launcher.startswith("srun") and not slurm_answers():
         pytest.skip("there is no Slurm cluster here")
     if launcher == "mpirun" and shutil.which("mpirun") is None:

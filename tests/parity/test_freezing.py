@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session, start
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.step.settings import Pace
+from samepath.strategies.choice import Choice, Synchronisation
 
 LAGS = (0, 1, 3)
 STEPS, FROZEN = 14, range(4, 9)
@@ -48,7 +48,7 @@ def train(trainer: Trainer, lag: int, stop: int = STEPS, folder: Path | None = N
             trainer.model[0].requires_grad_(False)
         if step == FROZEN.stop:
             trainer.model[0].requires_grad_(True)
-        trainer.advance(share, Pace(lag=lag))
+        trainer.advance(share, Choice(synchronisation=Synchronisation(kind="stale", lag=lag)))
         frozen.append([p.detach().flatten().tolist() for p in trainer.model[0].parameters()])
     if folder is not None:
         trainer.save(folder)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from samepath.engine.run.session import Link, Session, start
 from samepath.engine.step.balance import EVERY, FIRST, Balance, WorkerTimes
-from samepath.engine.step.settings import Pace
 from samepath.plan import assign
+from samepath.strategies.choice import Choice, Synchronisation
 
 SETTINGS: list[tuple[int, Link]] = [(1, "auto"), (2, "network"), (3, "auto")]
 TURN = FIRST + EVERY
@@ -99,7 +99,9 @@ def train(
         costs.append(trainer.balance.costs)
         if ready.before_step is not None:
             ready.before_step(trainer.step_number)
-        for result in trainer.advance(share, Pace(lag=lag)):
+        for result in trainer.advance(
+            share, Choice(synchronisation=Synchronisation(kind="stale", lag=lag))
+        ):
             bits += [result.loss.hex(), *(loss.hex() for loss in result.grain_losses)]
             bits += [result.gradient_norm.hex(), str(result.noise)]
         grains.append(points.count("loss"))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samepath.engine.run.options import Options
-from samepath.engine.run.strategy_schedule import LOOK_AHEAD, Course
+from samepath.engine.run.strategy_schedule import LOOK_AHEAD, StrategySchedule
 from samepath.errors import UserError
 from samepath.strategies import (
     BUILT_IN,
@@ -445,31 +445,33 @@ def options(
 
 
 def test_a_first_batch_larger_than_the_data_is_refused() -> None:
-    Course(options("weak", 4))
+    StrategySchedule(options("weak", 4))
     with pytest.raises(UserError, match=r"a batch of 50 is larger than the data \(44 examples\)"):
-        Course(options("weak", 5))
+        StrategySchedule(options("weak", 5))
 
 
 def test_a_batch_that_grows_stops_at_the_data_and_keeps_the_noise() -> None:
     """Five times ten are 50 of 44: the batch is the data, and the rate makes up for the rest."""
-    course = Course(options("growth", 8))
+    course = StrategySchedule(options("growth", 8))
     assert course.plan(9, ()).batch_size == 10
     assert course.plan(10, ()).batch_size == 44
     assert course.plan(10, ()).steps_per_epoch == 1
-    assert course.pace(10, 0, 44, ()).learning_rate == pytest.approx(44 / 50)
-    assert course.pace(20, 0, 44, ()).learning_rate == pytest.approx(44 / 250)
+    assert course.for_step(10, 0, 44, ()).learning_rate == pytest.approx(44 / 50)
+    assert course.for_step(20, 0, 44, ()).learning_rate == pytest.approx(44 / 250)
 
 
 def test_epochs_alike() -> None:
-    growth = Course(options("growth", 8, num_examples=1000))
+    growth = StrategySchedule(options("growth", 8, num_examples=1000))
     assert [growth.epochs_alike(epoch, ()) for epoch in (0, 5, 9, 10, 19, 20, 29)] == [
         10, 10, 10, 20, 20, 30, 30,
     ]  # fmt: skip
-    assert Course(options("warmup", 4)).epochs_alike(3, ()) == 30, "a rate is no batch size"
-    assert Course(options("decay", 4)).epochs_alike(0, ()) == 30
-    assert Course(options("noise", 4)).epochs_alike(3, noises((1.0, 1.0))) == 4
-    assert Course(options("noise", 1)).epochs_alike(3, ()) == 30, "nothing is measured"
-    long = Course(replace(options("decay", 4), epochs=10**12))
+    assert StrategySchedule(options("warmup", 4)).epochs_alike(3, ()) == 30, (
+        "a rate is no batch size"
+    )
+    assert StrategySchedule(options("decay", 4)).epochs_alike(0, ()) == 30
+    assert StrategySchedule(options("noise", 4)).epochs_alike(3, noises((1.0, 1.0))) == 4
+    assert StrategySchedule(options("noise", 1)).epochs_alike(3, ()) == 30, "nothing is measured"
+    long = StrategySchedule(replace(options("decay", 4), epochs=10**12))
     assert long.epochs_alike(7, ()) == 7 + LOOK_AHEAD, "which is soon known"
 
 
@@ -486,27 +488,29 @@ def test_a_schedule_goes_as_far_in_an_epoch_whatever_the_batch(
     batch_size = min(batch_size, num_examples)
     factor = min(factor, num_examples / batch_size)
     registry._registered["by"] = lambda k, moment: Choice(batch=factor)
-    course = Course(options("by", 2, num_examples=num_examples, batch_size=batch_size))
+    course = StrategySchedule(options("by", 2, num_examples=num_examples, batch_size=batch_size))
     plan = course.plan(epoch, ())
     advanced = []
     for place in range(plan.steps_per_epoch):
         examples = plan.batch(epoch * plan.steps_per_epoch + place).examples
         seen = place * plan.batch_size
-        advanced.append(course.pace(epoch, seen, len(examples), ()).schedule_steps)
+        advanced.append(course.for_step(epoch, seen, len(examples), ()).schedule_steps)
     assert sum(advanced) == -(-num_examples // batch_size)
     assert min(advanced) >= 0
 
 
 def test_paces() -> None:
     """Warm-up over two epochs at k = 4: 40 of 44 examples are 10/11 of the first."""
-    course = Course(options("warmup:epochs=2", 4))
+    course = StrategySchedule(options("warmup:epochs=2", 4))
     assert course.plan(0, ()).batch_size == 40
-    first, second = course.pace(0, 0, 40, ()), course.pace(0, 40, 4, ())
+    first, second = course.for_step(0, 0, 40, ()), course.for_step(0, 40, 4, ())
     assert (first.learning_rate, first.schedule_steps) == (1.0, 4)
     assert (second.learning_rate, second.schedule_steps) == (1 + 3 * (40 / 44) / 2, 1)
-    assert course.pace(2, 0, 40, ()).learning_rate == 4.0
-    assert Course(options("stale:lag=3", 2)).pace(0, 0, 10, ()).lag == 3
-    attack = Course(options("curvature-adversarial", 2)).pace(0, 0, 10, ()).adversarial
+    assert course.for_step(2, 0, 40, ()).learning_rate == 4.0
+    assert StrategySchedule(options("stale:lag=3", 2)).for_step(0, 0, 10, ()).lag == 3
+    attack = (
+        StrategySchedule(options("curvature-adversarial", 2)).for_step(0, 0, 10, ()).adversarial
+    )
     assert attack == Adversarial(epsilon=0.005, share=0.2)
 
 
@@ -532,7 +536,7 @@ def _wrong(answer: Any) -> Strategy:
 def test_an_answer_that_makes_no_sense(answer: Any) -> None:
     register_strategy("wrong", _wrong(answer))
     with pytest.raises(UserError, match=r"'wrong' answered .* a batch above 0"):
-        Course(options("wrong", 2))
+        StrategySchedule(options("wrong", 2))
 
 
 @pytest.mark.usefixtures("registered")
@@ -542,4 +546,4 @@ def test_a_strategy_that_raises_is_named() -> None:
 
     register_strategy("mine", rule)
     with pytest.raises(UserError, match=r"strategy 'mine' raised ZeroDivisionError: "):
-        Course(options("mine", 2))
+        StrategySchedule(options("mine", 2))

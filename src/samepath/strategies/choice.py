@@ -82,6 +82,14 @@ class Choice:
     synchronisation: Synchronisation = Synchronisation()
     optimizer: OtherOptimizer | None = None
     adversarial: Adversarial | None = None
+    schedule_steps: int = 1
+    """How far a schedule that goes by steps advances: the recipe's steps that the step stands for.
+    The run fills it in, whatever a strategy answers."""
+
+    @property
+    def lag(self) -> int:
+        """Steps that a gradient waits before it is applied."""
+        return self.synchronisation.lag
 
 
 class Strategy(Protocol):

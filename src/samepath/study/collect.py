@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from samepath.engine.run.options import Options
-from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state.run_folder import RunFolder
 from samepath.strategies import Choice, Moment, find_strategy
 from samepath.study.results import Cell, Ended, Epoch, Interval, Prediction, RunRecord
@@ -70,9 +70,9 @@ def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRec
             step_seconds=None,
             curve=(),
         )
-    course = Course(options)
-    first = course.choice(0, ())
-    step_seconds, how = _step_seconds(clock, first, course.plan(0, ()).batch_size, entry.workers)
+    strategy = StrategySchedule(options)
+    first = strategy.choice(0, ())
+    step_seconds, how = _step_seconds(clock, first, strategy.plan(0, ()).batch_size, entry.workers)
     curve: list[Epoch] = []
     ended, why = end_of(study, run)
     seconds = 0.0
@@ -83,7 +83,7 @@ def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRec
             ended, why = "epochs", ""
             break
         measured = epoch.pop("measured")
-        choice = course.choice(epoch["epoch"] - 1, history)
+        choice = strategy.choice(epoch["epoch"] - 1, history)
         each, known = _step_seconds(clock, choice, epoch["batch_size"], entry.workers)
         seconds += each * epoch.pop("epoch_steps")
         how = how if known == how else "modelled"
@@ -94,7 +94,7 @@ def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRec
             break
         if measured is not None:  # its cost comes before the next epoch
             history.append(measured)
-            for name in course.measures:
+            for name in strategy.measures:
                 size = int(measured[f"{name}_gradient_examples"])
                 gradient = clock.modelled(batch_size=size, workers=entry.workers)
                 seconds, how = seconds + measured[f"{name}_gradients"] * gradient, "modelled"
@@ -103,7 +103,7 @@ def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRec
         workers=entry.workers,
         seed=entry.seed,
         folder=run.folder,
-        batch_size=course.plan(0, ()).batch_size,
+        batch_size=strategy.plan(0, ()).batch_size,
         learning_rate=highest,
         lag=first.synchronisation.lag,
         ended=ended,

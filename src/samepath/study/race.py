@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 from samepath.console import Watcher
 from samepath.engine.run.options import Options
 from samepath.engine.run.request import available_workers
-from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.errors import UserError
 from samepath.files import brief, read_as, read_object, write_atomically
 from samepath.strategies import BUILT_IN, Choice, Moment, find_strategy
@@ -63,7 +63,7 @@ def _race(
     clock = Clock(_clock(opened, strategies, workers, network, watcher))
 
     def alone_seconds(run: PlannedRun) -> float:
-        plan = Course(run.options).plan(0, ())
+        plan = StrategySchedule(run.options).plan(0, ())
         step_seconds, _ = clock.step_seconds(batch_size=plan.batch_size, workers=1)
         return run.options.epochs * plan.steps_per_epoch * step_seconds
 
@@ -136,7 +136,7 @@ def _clock(
 
 
 def _first_batch(entry: Entry) -> int:
-    return Course(entry.options).plan(0, ()).batch_size
+    return StrategySchedule(entry.options).plan(0, ()).batch_size
 
 
 def _rate(request: StudyRequest, opened: Opened, train: Train) -> Rate:
@@ -241,7 +241,7 @@ def _entry(options: Options, text: str, k: int) -> Entry:
         virtual_workers=1 if sequential else k,
     )
     try:
-        Course(own)
+        StrategySchedule(own)
     except UserError as error:
         return Entry(strategy=text, workers=k, seed=own.seed, options=own, run=None, why=str(error))
     name = "strong" if sequential else f"{file_name(text)}-k{k}"

@@ -18,7 +18,7 @@ from samepath.engine.elastic.recover import recover
 from samepath.engine.elastic.step_memory import WHOLE_EVERY, StepMemory, newest
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.step.settings import Pace
+from samepath.strategies import Choice
 
 RUN = "b" * 32
 STEPS = 2 * WHOLE_EVERY + 5
@@ -153,10 +153,10 @@ def watch(trainer: Trainer, keepers: list[StepMemory]) -> None:
     """Have the workers of a machine, each with its share, keep one trainer's updates."""
 
     @contextmanager
-    def around_update(pace: Pace) -> Iterator[None]:
+    def around_update(choice: Choice) -> Iterator[None]:
         with ExitStack() as stack:
             for keeper in keepers:
-                stack.enter_context(keeper.around_update(trainer, pace))
+                stack.enter_context(keeper.around_update(trainer, choice))
             yield
 
     trainer.around_update = around_update
@@ -166,7 +166,7 @@ def train(
     trainer: Trainer,
     keepers: list[StepMemory],
     *,
-    pace: Pace = Pace(),  # noqa: B008
+    choice: Choice = Choice(),  # noqa: B008
     between: Callable[[int], None] = lambda step: None,
     stop: int = STEPS,
 ) -> dict[int, str]:
@@ -174,7 +174,7 @@ def train(
     watch(trainer, keepers)
     digests = {}
     for share in trainer.batches(DATA, 0):
-        trainer.advance(share, pace)
+        trainer.advance(share, choice)
         step = trainer.step_number
         for keeper in keepers:
             keeper.keep(trainer, {"step": step}, is_one_update=True)
@@ -206,7 +206,7 @@ def num_changes() -> int:
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("make", [convolutions, tied, half_frozen])
 def test_every_step_comes_back(make: Make, parts: int, tmp_path: Path, session: Session) -> None:
-    pace = Pace(learning_rate=0.7, schedule_steps=2)
+    choice = Choice(learning_rate=0.7, schedule_steps=2)
     found: dict[int, str] = {}
     changes: list[int] = []
 
@@ -216,7 +216,9 @@ def test_every_step_comes_back(make: Make, parts: int, tmp_path: Path, session: 
         found[step] = again.digest()
         changes.append(num_changes())
 
-    digests = train(trainer(session, make), keepers(tmp_path, parts), pace=pace, between=between)
+    digests = train(
+        trainer(session, make), keepers(tmp_path, parts), choice=choice, between=between
+    )
     assert found == digests
     assert changes == [step % (WHOLE_EVERY) for step in range(STEPS)]
 
@@ -316,7 +318,7 @@ def test_killed_around_the_update(
     digests = train(first, those, stop=3)
     with ExitStack() as stack:
         for keeper in those[:copied]:
-            stack.enter_context(keeper.around_update(first, Pace()))
+            stack.enter_context(keeper.around_update(first, Choice()))
         for keeper in those[2 - noted :]:
             keeper.write(4, None, {"step": 4})
         trail = newest(RUN)

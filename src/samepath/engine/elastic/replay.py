@@ -48,6 +48,6 @@ def _make_again(trainer: Stepper, change: Change) -> None:
         parameter.grad = None if gradient is None else like(parameter, gradient)
     for name, buffer in trainer.model.named_buffers():
         buffer.copy_(tensors[f"buffers/{name}"])
-    trainer.update(change.pace, step=change.step - 1)
+    trainer.update(change.choice, step=change.step - 1)
     trainer.optimizer.zero_grad()
     trainer.step_number = change.step

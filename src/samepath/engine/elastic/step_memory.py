@@ -28,9 +28,9 @@ from samepath.engine.elastic import ring
 from samepath.engine.elastic.ring import Checksum, Portion, Ring, RingEntry
 from samepath.engine.state.resume import SavedStep
 from samepath.engine.state.state import State, state_of
-from samepath.engine.step.settings import Pace
 from samepath.engine.step.step import Stepper
 from samepath.faults import fault_point
+from samepath.strategies import Choice
 
 WHOLE_EVERY = 16
 """Steps. More would be hardly cheaper, and take more memory: that of so many gradients."""
@@ -46,7 +46,7 @@ class Change:
     """What led from one step to the next."""
 
     step: int
-    pace: Pace
+    choice: Choice
     weights: dict[Portion, int]
     """Checksums of what was updated."""
     entries: list[RingEntry]
@@ -110,15 +110,15 @@ class StepMemory:
         self._works = True
 
     @contextmanager
-    def around_update(self, trainer: Stepper, pace: Pace) -> Iterator[None]:
+    def around_update(self, trainer: Stepper, choice: Choice) -> Iterator[None]:
         """Keep the gradient: every parameter has its own, and no optimizer has used it yet (some
         write into it)."""
-        self._copied = self._copy_change(trainer, pace)
+        self._copied = self._copy_change(trainer, choice)
         gathered = trainer.collective.gather_begin(np.array([self._copied], np.uint8))
         yield
         self._has_change = all(record[0] for record in gathered())
 
-    def _copy_change(self, trainer: Stepper, pace: Pace) -> bool:
+    def _copy_change(self, trainer: Stepper, choice: Choice) -> bool:
         if self._whole is None or not self._takes_changes:
             return False
         tensors = gradient_and_buffers(trainer.model)
@@ -128,7 +128,7 @@ class StepMemory:
             self._take_changes(trainer.model, tensors)
         if self._changes is None:
             return False
-        how = {"learning_rate": pace.learning_rate, "schedule_steps": pace.schedule_steps}
+        how = {"learning_rate": choice.learning_rate, "schedule_steps": choice.schedule_steps}
         self._changes.copy(tensors)
         return self._changes.complete(
             trainer.step_number + 1,
@@ -324,7 +324,7 @@ def _reached(step: int, changes: Container[int]) -> Iterator[int]:
 def _change(those: list[RingEntry]) -> Change:
     return Change(
         those[0].step,
-        Pace(**those[0].content["pace"]),
+        Choice(**those[0].content["pace"]),
         {entry.portion: entry.content["weights"] for entry in those},
         those,
     )

@@ -23,7 +23,7 @@ from samepath.engine.run.measure import measure
 from samepath.engine.run.optimizers import replaced, with_decay, with_rate
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
-from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.progress import Display, Progress, RunResult, Silent
@@ -58,14 +58,14 @@ def make_trainer(
         with_rate(optimizer, options.learning_rate)
     if options.weight_decay is not None:
         with_decay(optimizer, options.weight_decay)
-    course = Course(options)
-    if course.optimizer is not None:
-        optimizer = replaced(optimizer, course.optimizer)
+    strategy = StrategySchedule(options)
+    if strategy.optimizer is not None:
+        optimizer = replaced(optimizer, strategy.optimizer)
     return session.prepare(
         model,
         optimizer,
         recipe.loss,
-        batch_size=course.plan(0, ()).batch_size,
+        batch_size=strategy.plan(0, ()).batch_size,
         grain_size=options.grain_size,
         schedule=None if recipe.schedule is None else recipe.schedule(optimizer),
         schedule_every=recipe.schedule_every,
@@ -119,7 +119,7 @@ class Run:
         """On other machines, should this one stop or be lost: one step in memory is enough."""
         self._wants_events = events and self.writes is not None
         self._events: EventWriter | None = None
-        self.course = Course(options)
+        self.strategy = StrategySchedule(options)
         self.trainer = make_trainer(
             recipe,
             options,
@@ -251,11 +251,11 @@ class Run:
 
     def _stretch(self, source: Source) -> str | None:
         """Epochs with one batch size; why the run ends in them, if it does."""
-        trainer, progress, course = self.trainer, self.progress, self.course
-        plan = course.plan(progress.epoch, progress.history)
+        trainer, progress, strategy = self.trainer, self.progress, self.strategy
+        plan = strategy.plan(progress.epoch, progress.history)
         per_epoch = plan.steps_per_epoch
         first = progress.epoch * per_epoch + trainer.step_number - progress.epoch_began
-        stop = course.epochs_alike(progress.epoch, progress.history) * per_epoch
+        stop = strategy.epochs_alike(progress.epoch, progress.history) * per_epoch
         left = self._steps_left()
         stop = stop if left is None else min(stop, first + left)
         shares = trainer.stream(
@@ -265,7 +265,7 @@ class Run:
             place = trainer.step_number - progress.epoch_began
             if place == 0:
                 progress.epoch_loss, progress.epoch_weight = 0.0, 0.0
-            pace = course.pace(
+            choice = strategy.for_step(
                 progress.epoch,
                 place * plan.batch_size,
                 len(share.batch.examples),
@@ -273,7 +273,7 @@ class Run:
             )
             began = time.perf_counter()
             fault_point("step", step=share.batch.step)
-            results = trainer.advance(share, pace, stop=self.stop_asked() != 0)
+            results = trainer.advance(share, choice, stop=self.stop_asked() != 0)
             self._step_seconds.append(time.perf_counter() - began)
             self._all_seconds += self._step_seconds[-1]
             self._examples += len(share.batch.examples)
@@ -322,7 +322,7 @@ class Run:
 
     def _epochs(self) -> float:
         progress = self.progress
-        per_epoch = self.course.plan(progress.epoch, progress.history).steps_per_epoch
+        per_epoch = self.strategy.plan(progress.epoch, progress.history).steps_per_epoch
         return progress.epoch + (self.trainer.step_number - progress.epoch_began) / per_epoch
 
     def _end_epoch(self, source: Source, batch_size: int) -> str | None:
@@ -354,8 +354,8 @@ class Run:
             return "target"
         if self._stuck():
             return "stuck"
-        if self.course.measures:
-            progress.history.append(measure(trainer, source, self.course.measures))
+        if self.strategy.measures:
+            progress.history.append(measure(trainer, source, self.strategy.measures))
             self._log(step=trainer.step_number, epoch=epoch, measured=progress.history[-1])
         return None
 

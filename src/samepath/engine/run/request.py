@@ -26,7 +26,7 @@ from samepath.engine.run.options import (
     with_fingerprints,
 )
 from samepath.engine.run.session import too_many_workers
-from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.run.tensorboard import FOLDER, require_tensorboard
 from samepath.engine.state.progress import Display, RunResult
 from samepath.engine.state.reopen import code_of, strategy_of_run
@@ -177,7 +177,7 @@ def prepare(
         workers = asked if isinstance(asked, int) else available
     elif earlier is None and request.asked.virtual_workers is None:
         options = replace(options, virtual_workers=workers if request.asked.strategy else 1)
-    plan = Course(options).plan(0, ())
+    plan = StrategySchedule(options).plan(0, ())
     if request.made_of is not None:
         refuse_others(found, request.made_of, began="study")
     refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)

@@ -1,6 +1,6 @@
 """A strategy bound to a run: what it means for each epoch and each step.
 
-In: options, and what has been measured so far. Out: batch sizes and paces. Guaranteed: the answers
+In: options, and what has been measured so far. Out: plans and choices. Guaranteed: the answers
 depend on the options and the moment only, so a resumed run gets the same ones.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from samepath.engine.run.options import Options
-from samepath.engine.step.settings import Pace
 from samepath.errors import UserError
 from samepath.plan import Plan
 from samepath.strategies import Choice, Measure, Moment, find_strategy
@@ -20,8 +20,8 @@ LOOK_AHEAD = 1000
 """Epochs. Looking through a million that somebody asks for would delay every restart."""
 
 
-class Course:
-    """What one run's strategy says."""
+class StrategySchedule:
+    """A strategy bound to one run: its batch sizes and choices, epoch by epoch."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -86,18 +86,14 @@ class Course:
             end += 1
         return end
 
-    def pace(self, epoch: int, seen: int, coming: int, history: History) -> Pace:
-        """For a step, after so many examples of the epoch, on so many more."""
+    def for_step(self, epoch: int, seen: int, coming: int, history: History) -> Choice:
+        """The strategy's answer for a step, after so many examples of the epoch, on so many
+        more."""
         options = self._options
         choice = self.choice(epoch, history, seen / options.num_examples)
 
         def steps(examples: int) -> int:
-            """Of the recipe: schedules go by what has been seen, whatever the batch."""
+            """Count the recipe's steps: schedules go by what has been seen, whatever the batch."""
             return -(-examples // options.batch_size)
 
-        return Pace(
-            lag=choice.synchronisation.lag,
-            learning_rate=choice.learning_rate,
-            schedule_steps=steps(seen + coming) - steps(seen),
-            adversarial=choice.adversarial,
-        )
+        return replace(choice, schedule_steps=steps(seen + coming) - steps(seen))

@@ -35,11 +35,11 @@ from samepath.engine.server.worker import open_mailbox
 from samepath.engine.state.progress import RunResult
 from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
-from samepath.engine.step.settings import Pace, Settings, StepResult, WorkerBatch
+from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
 from samepath.errors import Diverged
 from samepath.plan import Batch
 from samepath.plan.staleness import may_apply, may_hand_out
-from samepath.strategies import find_strategy
+from samepath.strategies import Choice, find_strategy
 from samepath.strategies.asynchronous import Asynchronous
 
 ALIVE_SECONDS = 30.0
@@ -149,18 +149,20 @@ class ServerTrainer(Trainer):
         self._bound = bound
         self._computing: dict[int, Outstanding] = {}
 
-    def advance(self, given: WorkerBatch, pace: Pace, *, stop: bool = False) -> list[StepResult]:
+    def advance(
+        self, given: WorkerBatch, choice: Choice, *, stop: bool = False
+    ) -> list[StepResult]:
         """Hand out a batch; then apply what comes until another may be handed out. With one worker
         or a bound of 0 that is when this batch has been applied."""
         results: list[StepResult] = []
         while self._pool.has_answer:
             self._take_in()
-        self._apply_ready(pace, results)
+        self._apply_ready(choice, results)
         assert self._may_hand_out()
         self._hand_out(given.batch)
         while not self._may_hand_out() or (stop and not results):
             self._take_in()
-            self._apply_ready(pace, results)
+            self._apply_ready(choice, results)
         return [replace(result, stop=stop) for result in results]
 
     def settle(self) -> None:
@@ -216,7 +218,7 @@ class ServerTrainer(Trainer):
         ]
         arrived.buffers = tensors[len(used) :]
 
-    def _apply_ready(self, pace: Pace, results: list[StepResult]) -> None:
+    def _apply_ready(self, choice: Choice, results: list[StepResult]) -> None:
         """Apply everything that has arrived and may be applied, the oldest first."""
         while True:
             behind = self._behind()
@@ -230,7 +232,7 @@ class ServerTrainer(Trainer):
             pending = self.pending[ready[0]]
             del self.pending[ready[0]]
             try:
-                results.append(self._apply(pending, pace))
+                results.append(self._apply(pending, choice))
             except Diverged:
                 if pending.step == self.step_number - 1:
                     self.step_number -= 1  # the step was not made, as without a server

@@ -18,7 +18,6 @@ from samepath.engine.noise_scale import NoiseSample
 from samepath.errors import UserError
 from samepath.plan import Batch
 from samepath.recipe import check_training
-from samepath.strategies import Adversarial
 
 _SHAPE_THE_PATH = (
     "batch_size",
@@ -152,16 +151,3 @@ class StepResult:
     """Some worker was asked to stop."""
     staleness: int
     """Updates made between the weights the gradient was computed with and this update."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How one step is taken; a strategy chooses it."""
-
-    lag: int = 0
-    """Steps that a gradient waits before it is applied."""
-    learning_rate: float = 1.0
-    """Times what the optimizer and its schedule have."""
-    schedule_steps: int = 1
-    """How far a schedule that goes by steps advances: the recipe's steps it stands for."""
-    adversarial: Adversarial | None = None

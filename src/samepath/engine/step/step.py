@@ -39,12 +39,12 @@ from samepath.engine.step.grain_loader import GrainLoader, Grains
 from samepath.engine.step.non_finite import suspects
 from samepath.engine.step.pending import GradientSums, PendingBatch
 from samepath.engine.step.record import pack
-from samepath.engine.step.settings import Pace, Settings, StepResult, WorkerBatch
+from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
 from samepath.engine.step.update import advance_epoch, clip_gradient, update
 from samepath.errors import Diverged, UserError
 from samepath.keys import key
 from samepath.plan import Batch, Division, divide
-from samepath.strategies import Adversarial
+from samepath.strategies import Adversarial, Choice
 
 
 def _unwatched(point: str, grain: int, value: Any) -> None:
@@ -81,7 +81,7 @@ class Stepper:
         """Decides how many grains each worker gets."""
         self.watch: Callable[[str, int, Any], None] = _unwatched
         """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
-        self.around_update: Callable[[Pace], AbstractContextManager[None]] | None = None
+        self.around_update: Callable[[Choice], AbstractContextManager[None]] | None = None
         """Surrounds every update: an elastic run keeps the gradient in memory there."""
         self.warn: Callable[[str], None] = _warn
         """Told what a person should look into."""
@@ -101,29 +101,31 @@ class Stepper:
 
     def step(self, given: WorkerBatch, *, stop: bool = False) -> StepResult:
         """Update once from one batch. Raises Diverged instead where that is not finite."""
-        (result,) = self.advance(given, Pace(), stop=stop)
+        (result,) = self.advance(given, Choice(), stop=stop)
         return result
 
-    def advance(self, given: WorkerBatch, pace: Pace, *, stop: bool = False) -> list[StepResult]:
+    def advance(
+        self, given: WorkerBatch, choice: Choice, *, stop: bool = False
+    ) -> list[StepResult]:
         """Take one step: compute a batch, and update from the one whose turn it is. Without a lag
         that is the same batch; with one it is an earlier batch, at first none. `stop` is this
         worker's wish to stop, which all workers learn of."""
         began = time.perf_counter()
         outside = self._before_first_step(given) if self._is_first else None
-        computed = self._compute(given, pace.adversarial, stop=stop)
+        computed = self._compute(given, choice.adversarial, stop=stop)
         self._is_first = False
         if outside is not None:
             refuse_outside(outside)
         if computed.some_are_idle:
             self._compare(computed)  # weights that a worker without grains takes over
         self.pending.append(computed)
-        if pace.lag and self._buffers.names:  # the next batch starts from merged buffers
+        if choice.lag and self._buffers.names:  # the next batch starts from merged buffers
             self._merge_buffers(computed)
         results = []
-        while len(self.pending) > pace.lag:
+        while len(self.pending) > choice.lag:
             oldest = self.pending.popleft()
             try:
-                results.append(self._apply(oldest, pace))
+                results.append(self._apply(oldest, choice))
             except Diverged:
                 if self.pending:  # as before this step: a resumed run takes it again
                     self.pending.pop()
@@ -131,7 +133,7 @@ class Stepper:
                     raise
                 if oldest is not computed:
                     raise
-                result = self._second_opinion(given, oldest, pace, stop=stop)
+                result = self._second_opinion(given, oldest, choice, stop=stop)
                 if result is None:
                     raise
                 results.append(result)
@@ -251,7 +253,7 @@ class Stepper:
             )
         return loss
 
-    def _apply(self, pending: PendingBatch, pace: Pace) -> StepResult:
+    def _apply(self, pending: PendingBatch, choice: Choice) -> StepResult:
         """Reduce, clip and update: from a computed batch to new weights."""
         if pending.gradients is not None:
             pending.gradients.finish()  # hides the wait for the facts
@@ -271,8 +273,8 @@ class Stepper:
         if not pending.buffers_merged:
             self._merge_buffers(pending)
         around = None if self.pending else self.around_update  # not while batches are travelling
-        with nullcontext() if around is None else around(pace):
-            learning_rate = self.update(pace, step=pending.step)
+        with nullcontext() if around is None else around(choice):
+            learning_rate = self.update(choice, step=pending.step)
         for waiting in self.pending:
             waiting.behind += 1
         return StepResult(
@@ -289,10 +291,10 @@ class Stepper:
             staleness=pending.behind,
         )
 
-    def update(self, pace: Pace, *, step: int) -> float:
+    def update(self, choice: Choice, *, step: int) -> float:
         """Update the weights from `.grad`; returns the learning rate that was used."""
         by_step = self.schedule if self.settings.schedule_every == "step" else None
-        return update(self.optimizer, by_step, pace, seed=self.settings.seed, step=step)
+        return update(self.optimizer, by_step, choice, seed=self.settings.seed, step=step)
 
     # ---- parts of a step
 
@@ -344,7 +346,7 @@ class Stepper:
         return Diverged(pending.step, what, value)
 
     def _second_opinion(
-        self, given: WorkerBatch, first: PendingBatch, pace: Pace, *, stop: bool
+        self, given: WorkerBatch, first: PendingBatch, choice: Choice, *, stop: bool
     ) -> StepResult | None:
         """Compute a batch that came out NaN or infinite once more, without the worker whose numbers
         they were: if others find it finite, that worker's memory or processor fails; if they do
@@ -355,8 +357,8 @@ class Stepper:
         for worker in workers:
             without = worker if self.collective.num_workers > 1 else None
             try:
-                again = self._compute(given, pace.adversarial, stop=stop, without=without)
-                result = self._apply(again, pace)
+                again = self._compute(given, choice.adversarial, stop=stop, without=without)
+                result = self._apply(again, choice)
             except Diverged:
                 continue
             self.warn(

@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from samepath.data import seed_everything
-from samepath.engine.step.settings import Pace
 from samepath.errors import UserError
 from samepath.keys import key
+from samepath.strategies import Choice
 
 
 def clip_gradient(model: nn.Module, max_norm: float | None) -> float:
@@ -25,7 +25,7 @@ def clip_gradient(model: nn.Module, max_norm: float | None) -> float:
 def update(
     optimizer: torch.optim.Optimizer,
     by_step: LRScheduler | None,
-    pace: Pace,
+    choice: Choice,
     *,
     seed: int,
     step: int,
@@ -36,17 +36,17 @@ def update(
     groups = optimizer.param_groups
     seed_everything(key("update", seed, step))
     rates = [group.get("lr", math.nan) for group in groups]
-    if pace.learning_rate != 1.0:
+    if choice.learning_rate != 1.0:
         for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * pace.learning_rate
+            group["lr"] = rate * choice.learning_rate
     used = float(groups[0].get("lr", math.nan))
     if any(parameter.grad is not None for group in groups for parameter in group["params"]):
         optimizer.step()
-    if pace.learning_rate != 1.0:  # the schedule goes on from its own
+    if choice.learning_rate != 1.0:  # the schedule goes on from its own
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
     if by_step is not None:
-        for _ in range(pace.schedule_steps):
+        for _ in range(choice.schedule_steps):
             by_step.step()
     return used
 

@@ -19,7 +19,7 @@ from samepath.data.sources import TensorSource
 from samepath.engine.comm.environment import read_place
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve, training_source
 from samepath.engine.run.request import Request
-from samepath.engine.run.strategy_schedule import Course
+from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state import checkpoint
 from samepath.engine.state.progress import Display
 from samepath.engine.verify.compare import (
@@ -162,7 +162,11 @@ def verify(request: VerifyRequest) -> Verdict:
     threads = request.asked.threads or 1
     with limited_threads(threads):
         found, options, counts = _prepare(request, threads)
-    plan, valid, steps = Course(options).plan(0, ()), num_valid(found.recipe), options.steps or 1
+    plan, valid, steps = (
+        StrategySchedule(options).plan(0, ()),
+        num_valid(found.recipe),
+        options.steps or 1,
+    )
     shortened = shorten(plan, valid, steps, max(counts))
     per_epoch = -(-shortened.num_train // plan.batch_size)
     routes: list[Route] = [[Leg(count, steps)] for count in counts]
@@ -236,7 +240,7 @@ def _prepare(request: VerifyRequest, threads: int) -> tuple[FoundRecipe, Options
     counts = list(request.counts or ())
     if request.asked.strategy is not None and request.asked.virtual_workers is None:
         options = replace(options, virtual_workers=max(counts, default=max(COUNTS)))
-    plan = Course(options).plan(0, ())
+    plan = StrategySchedule(options).plan(0, ())
     counts = counts or [count for count in COUNTS if count <= plan.num_grains]
     if len(counts) < 2 and request.counts:
         instead = "1,2" if counts == [1] else f"1,{counts[0]}"
