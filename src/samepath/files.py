@@ -380,7 +380,7 @@ def read_as(kind: Any, value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The same with NaN and infinities as text, for which JSON has no words."""
+    """Write NaN and infinities in a value as text: JSON has no words for them."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -24,7 +24,7 @@ VARIABLES = (
 
 
 def set_threads(threads: int) -> None:
-    """For as long as this process lives."""
+    """Set the number of threads for as long as this process lives."""
     _refuse(threads)
     import torch
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -36,8 +36,8 @@ def set_threads(threads: int) -> None:
 
 @contextmanager
 def limited_threads(threads: int) -> Iterator[None]:
-    """For what is done inside. Afterwards everything is as before, except for libraries that were
-    first loaded inside: those keep the number."""
+    """Limit threads for what is done inside. Afterwards everything is as before, except for
+    libraries that were first loaded inside: those keep the number."""
     _refuse(threads)
     import torch
     from threadpoolctl import threadpool_limits
@@ -53,7 +53,7 @@ def limited_threads(threads: int) -> Iterator[None]:
 
 @contextmanager
 def threads_of_children(threads: int, *, unless_set: bool = False) -> Iterator[None]:
-    """The same for processes that are started inside, and not for this one. `unless_set` leaves
+    """Limit threads of processes that are started inside, and not for this one. `unless_set` leaves
     them to a person who has set any of the variables."""
     before = {name: os.environ.get(name) for name in VARIABLES}
     if not (unless_set and any(before.values())):

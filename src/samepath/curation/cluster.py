@@ -224,7 +224,7 @@ def _hdbscan(points: Floats, eps: float, min_samples: int) -> Ints:
 def sample_grid(
     points: NDArray[np.floating], number: int, *, examples: Ints, seed: int = 0
 ) -> tuple[Truths, Ints]:
-    """Which of a class's points are kept, `number` of them, and the cell of each.
+    """Choose which of a class's points are kept, `number` of them, and the cell of each.
 
     `examples` are the points' numbers in the data set.
     """

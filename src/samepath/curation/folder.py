@@ -1,7 +1,7 @@
 """The folder of a curation: whose it is, what we wrote in it, and writing it.
 
 In: arrays, keep-lists, facts. Out: files. Guaranteed: the folder of another curation is refused; a
-keep.csv that somebody has changed is not written over; every file is replaced whole, with
+keep.csv that a person has changed is not written over; every file is replaced whole, with
 `curation.json` last.
 """
 

@@ -1,4 +1,4 @@
-"""Which examples to drop, and why: everything that was found, as one decision per example.
+"""The examples to drop, and why: everything that was found, as one decision per example.
 
 In: the map, the judges' findings, the inputs' digests. Out: a cluster and a reason for every
 example ("" to keep it), facts about each class; a KeepList over all examples, and the random

@@ -1,4 +1,4 @@
-"""Which labels are likely wrong, which examples belong to no class, and which are duplicates.
+"""Labels that are likely wrong, examples that belong to no class, and duplicates.
 
 In: features after PCA, labels, nearest neighbours, and the network's own probabilities if it is a
 classifier. Out: for every example how suspicious it is, the class it seems to be of, and whether
@@ -117,7 +117,7 @@ def label_errors(
 
 
 def far_from_all(distances: NDArray[np.floating], groups: Ints) -> Truths:
-    """Those that are much farther from their nearest examples than is usual of their class.
+    """Find examples that are much farther from their nearest examples than is usual of their class.
 
     `distances` to the nearest other examples. Much: by FAR deviations of the logarithms, estimated
     from their median, which strange examples do not move.
@@ -217,8 +217,8 @@ def near_duplicates(
     candidates: Truths,
     seed: int = 0,
 ) -> Truths:
-    """Those that are nearly another example of the same group; of such, the one nearest to its
-    cluster's centre is not among them.
+    """Find examples that are nearly another example of the same group; of such, the one nearest to
+    its cluster's centre is not among them.
 
     `neighbors`, `distances`: in feature space, without oneself, nearest first. `groups`: classes.
     `inputs(rows)`: inputs as rows of numbers. Only `candidates` are looked at.

@@ -145,13 +145,13 @@ class _Loader(ForkProcess):
         super().run()
 
     def terminate(self) -> None:
-        """It does not hear SIGTERM."""
+        """Kill the process, which does not hear SIGTERM."""
         self.kill()
 
 
 def _end_openmp_threads() -> None:
-    """They do not survive a fork, and a forked process waits for them in its first parallel
-    operation. Here they begin anew when there is work."""
+    """End OpenMP's threads: they do not survive a fork, and a forked process waits for them in
+    its first parallel operation. Here they begin anew when there is work."""
     hard = 2
     with suppress(OSError, AttributeError):  # another OpenMP than GNU's: those look after forks
         ctypes.CDLL("libgomp.so.1").omp_pause_resource_all(hard)

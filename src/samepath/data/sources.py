@@ -74,7 +74,7 @@ def _refuse_uneven(columns: Iterable[Column]) -> None:
 
 
 def as_tensor(part: Column) -> Tensor:
-    """The same memory as a tensor."""
+    """View the same memory as a tensor."""
     if isinstance(part, Tensor):
         return part
     try:
@@ -341,7 +341,7 @@ def in_memory(data: Data, collate: Collate | None = None) -> bool:
 
 
 def only_rows(data: Data, rows: Rows, collate: Collate | None = None) -> Data:
-    """The same data with the given examples only, numbered anew in the order given. `collate` is
+    """Restrict data to the given examples, numbered anew in the order given. `collate` is
     the one it will be loaded with."""
     columns = columns_of(data, collate)
     if isinstance(data, Source) or (columns is not None and not in_memory(data, collate)):

@@ -41,7 +41,7 @@ def _measured(num_grains: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class GrainNorms:
-    """Of the measured grains of one batch, on average."""
+    """Norms of the measured grains of one batch, on average."""
 
     squared: float
     """|g|^2 of a grain's own mean gradient."""
@@ -133,7 +133,7 @@ class NoiseScale:
         return low, max(larger / below, 0.0) if below > 0.0 else None
 
     def fields(self) -> dict[str, float | None]:
-        """For a line of metrics; nothing before the first sample."""
+        """Fields for a line of metrics; none before the first sample."""
         if not self.steps:
             return {}
         low, high = self.interval

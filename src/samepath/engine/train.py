@@ -40,7 +40,7 @@ __all__ = ["Request", "join", "train"]
 LEADER_SECONDS = 600.0
 """How long launchers that srun or mpirun started wait for the one of them that leads."""
 LATE_SECONDS = 60.0
-"""A run that has ended, and that nobody has continued by then, needs this machine no more."""
+"""A run that has ended, and was not continued by then, needs this machine no more."""
 
 
 class NotUnderWay(UserError):

@@ -77,9 +77,11 @@ def work(
         if tell is not None:
             tell(result)
         if request.elastic and result.status != "interrupted":
-            session.collective.agree(True)  # nobody leaves before worker 0 has written everything
+            session.collective.agree(
+                True
+            )  # no worker leaves before worker 0 has written everything
             if memory is not None and not place.store_prefix:
-                memory.close()  # torchrun leaves nobody to do it later
+                memory.close()  # torchrun leaves no launcher to do it later
         if isinstance(session, ServerSession):
             session.dismiss(result)
         return result
@@ -100,7 +102,7 @@ def launched(request: Request, options: Options, path: Path) -> None:
     fault_point("end")
     if result.status == "interrupted":
         if request.elastic and result.signal is None:
-            raise Regroup("somebody leaves")
+            raise Regroup("a machine leaves")
         raise Interrupted(result.signal or signal.SIGINT)
 
 

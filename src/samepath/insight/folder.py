@@ -75,7 +75,7 @@ def _versions() -> dict[str, str]:
 
 
 def kind_of(folder: Path) -> Kind | None:
-    """Which finding a folder holds; None: none."""
+    """Name the finding that a folder holds, or None."""
     return next((kind for kind in KINDS if (folder / f"{kind}.json").is_file()), None)
 
 

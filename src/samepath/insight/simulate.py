@@ -79,7 +79,8 @@ class SimulatedCurve:
         return f"{self.policy}, {self.network}"
 
     def largest_above(self, floor: float) -> int | None:
-        """Of the simulated numbers of workers, the last before efficiency falls below this."""
+        """Find, of the simulated numbers of workers, the last before efficiency falls below
+        this."""
         good = list(itertools.takewhile(lambda p: p.efficiency >= floor, self.points))
         return good[-1].workers if good else None
 

@@ -1,4 +1,4 @@
-"""Which worker computes which grains.
+"""Assignment of grains to workers.
 
 In: number of grains and of workers, and perhaps the time a grain takes each worker. Out: one
 contiguous run of grains per worker.

@@ -1,4 +1,4 @@
-"""Which examples make up each step, and how a step's batch is cut into grains.
+"""Order of the examples: which make up each step, and how a step's batch is cut into grains.
 
 In: number of examples, batch size, grain size, seed. Out: for every step, its examples in order.
 Guaranteed: each epoch visits every example exactly once (at most once with `drop_last`); nothing is

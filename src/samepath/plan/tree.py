@@ -1,4 +1,4 @@
-"""In which order partial sums are added: a fixed balanced binary tree over grain numbers.
+"""The order in which partial sums are added: a fixed balanced binary tree over grain numbers.
 
 In: how many grains, and which worker has which. Out: for each worker, how its partial sums merge as
 grains finish, and the order in which the remaining sums of all workers are added.

@@ -126,7 +126,7 @@ def _note(advice: Advice, curve: ScalingCurve) -> str:
 
 
 def _grain(advice: Advice, curve: ScalingCurve) -> str:
-    """Which grain size to use, and why."""
+    """Say which grain size to use, and why."""
     best = workers_named([curve.best])
     if curve.grain_gain > 0.0:
         return (

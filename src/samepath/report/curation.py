@@ -110,7 +110,7 @@ def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Sect
 
 
 def reduction_table(about: dict[str, Any]) -> Rows:
-    """As Table I of the paper: the network, and what it leaves."""
+    """Rows like Table I of the paper: the network, and what it leaves."""
     kept, share = about["num_kept"], 100 * about["num_kept"] / about["num_examples"]
     left = f"{share:.2f}% or {kept:,} examples ({100 * about['reduction']:.2f}%)"
     network = Path(about["recipe"]).stem
@@ -347,7 +347,7 @@ def _size(number: int) -> float:
 
 
 def _plain(axes: Axes, places: Places) -> None:
-    """No numbers: t-SNE's coordinates have no meaning. The same extent everywhere."""
+    """Leave out numbers: t-SNE's coordinates have no meaning; the extent is the same everywhere."""
     low, high = places.min(0), places.max(0)
     room = 0.03 * np.maximum(high - low, 1e-6)
     axes.set_xlim(float(low[0] - room[0]), float(high[0] + room[0]))

@@ -342,7 +342,7 @@ def _contours(axes: Axes, plane: Plane, norm: Normalize, levels: list[float]) ->
 
 
 def _levels(planes: Sequence[Plane]) -> tuple[Normalize, list[float]]:
-    """The same for all runs, so that they can be compared."""
+    """Contour levels for all runs alike, so that they can be compared."""
     found = _finite([loss for plane in planes for row in plane.losses for loss in row])
     known = found[np.isfinite(found)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)

@@ -345,7 +345,7 @@ def _by_workers(study: Study, strategies: Sequence[str], text: Callable[[Cell], 
 
 
 def _marked(text: str, cell: Cell) -> str:
-    """With what a reader must know about where a number comes from."""
+    """Mark a number with what a reader must know about where it comes from."""
     if cell.how == "modelled":
         text += f" {MODELLED}"
     return text if cell.reached == cell.seeds else f"{text}, {cell.reached} of {cell.seeds} seeds"

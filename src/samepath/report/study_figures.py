@@ -115,7 +115,8 @@ def _finish(figure: Figure, axes: Axes, study: Study, out: Path, ideal: str) -> 
 
 
 def _failures(study: Study) -> dict[str, list[tuple[int, bool]]]:
-    """By strategy: worker counts where seeds failed, and whether there is no time for it."""
+    """List by strategy the worker counts where seeds failed, and whether there is no time for
+    it."""
     found: dict[str, list[tuple[int, bool]]] = {}
     for cell in study.cells:
         if cell.reached + cell.ended.get("unfinished", 0) < cell.seeds:
@@ -137,7 +138,7 @@ _AROUND = ((-8, -9), (9, -9), (-9, 9), (9, 9), (0, -12), (0, 12), (-13, 0), (13,
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (compute, time): those that no other beats in one without losing in the other."""
+    """Pick the points (compute, time) that no other beats in one without losing in the other."""
     front: list[tuple[float, float]] = []
     for compute, time in sorted(set(points)):
         if not front or time < front[-1][1]:

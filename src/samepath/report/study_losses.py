@@ -139,7 +139,8 @@ def _losses(runs: Sequence[RunRecord], until: float) -> list[float]:
 
 
 def _chosen(study: Study, strategy: str) -> list[_Drawn]:
-    """For each worker count the seed with the median time; the first that failed if most did."""
+    """Choose for each worker count the seed with the median time; the first that failed if most
+    did."""
     mine = [run for run in study.runs if run.strategy == strategy]
     counts = sorted({run.workers for run in mine})
     picked = []

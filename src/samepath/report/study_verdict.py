@@ -242,7 +242,7 @@ def _fate(found: Mapping[int, Cell]) -> str:
 
 
 def _efficiencies(tried: Tried, leaders: Sequence[str], contested: Sequence[int]) -> str:
-    """For those that have no others to be held against."""
+    """Sentences for strategies that have no others to be held against."""
     found = tried[leaders[0]]
     known = {k: e.median for k in contested if (e := found[k].efficiency) is not None}
     if not known:
@@ -361,7 +361,7 @@ def grid_metrics(study: GridStudy) -> dict[tuple[int, float], Interval]:
 
 
 def preferred_batches(study: GridStudy) -> dict[float, tuple[int, int, int]]:
-    """By learning rate: the batch with the best median, and the smallest and largest as good.
+    """Find by learning rate the batch with the best median, and the smallest and largest as good.
 
     As good: the median is inside the spread of the best one's seeds. Of equal ones the smallest.
     """

@@ -249,7 +249,7 @@ def margins(values: Sequence[float], share: float = 0.06) -> tuple[float, float]
 
 
 def say_nothing_to_show(axes: Axes, words: str) -> None:
-    """For axes without a point: no numbers at the side, but why."""
+    """Write on axes without a point why there is none, without numbers at the side."""
     axes.yaxis.set_major_locator(ticker.NullLocator())
     axes.yaxis.set_minor_locator(ticker.NullLocator())
     axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color="0.4")

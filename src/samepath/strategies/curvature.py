@@ -53,7 +53,7 @@ class CurvatureGrowth:
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureAdversarial(CurvatureGrowth):
-    """The same, with adversarial examples at first (ABSA)."""
+    """Growth by curvature, with adversarial examples at first (ABSA)."""
 
     epsilon: float = 0.005
     """How far each input value of an adversarial example is moved."""

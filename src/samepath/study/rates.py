@@ -37,7 +37,7 @@ def next_rates(
     rungs: int,
     too_low: bool = False,
 ) -> list[float]:
-    """At most so many rates to try next; none: the largest is known, or cannot be.
+    """Choose at most so many rates to try next; none: the largest is known, or cannot be.
 
     `tried` is in the order of rates; `rungs` bounds the rates above the recipe's (with it), and as
     many below. `too_low`: the highest rate did not converge, but because it was too low."""

@@ -1,6 +1,6 @@
 """Links and clusters: what joins workers, and what a reduction of gradients costs there.
 
-In: a name, a link somebody measured, or timed reductions. Out: NetworkFacts (one link), a Cluster
+In: a name, a measured link, or timed reductions. Out: NetworkFacts (one link), a Cluster
 (workers in nodes, nodes in racks, a link at each level), and by number of workers the cost of a
 reduction. Guaranteed: no torch and no engine; the traffic is the engine's own
 (`engine.comm.collective.NetworkBucket`), counted from the plan's tree; workers fill one node after
@@ -307,11 +307,11 @@ class Cost(NamedTuple):
     """Of what workers tell each other at the end of a step beside: a ring of small records."""
 
     def occupied(self, num_bytes: float) -> float:
-        """Until the next reduction may start."""
+        """Seconds until the next reduction may start."""
         return self.fixed_seconds + num_bytes * self.seconds_per_byte
 
     def __call__(self, num_bytes: float) -> float:
-        """Until the total is there."""
+        """Seconds until the total is there."""
         return self.occupied(num_bytes) + self.latency_seconds
 
 
@@ -328,7 +328,7 @@ class _Passed(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Of a binary tree over the members of the largest group."""
+        """Depth of a binary tree over the members of the largest group."""
         return math.ceil(math.log2(-(-self.largest // self.door)))
 
 
@@ -377,7 +377,8 @@ def reduction_cost(
 
 
 def tree_seconds(cluster: Cluster, workers: int) -> float:
-    """Of an empty message up a binary tree and down again: what any agreement costs at least."""
+    """Seconds of an empty message up a binary tree and down again: what any agreement costs at
+    least."""
     return 2.0 * sum(
         level.depth * level.network.latency_seconds for level in _passed(cluster, workers)
     )

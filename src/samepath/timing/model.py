@@ -282,7 +282,7 @@ def measured_spread(grain_times: Mapping[int, Sequence[float]]) -> TimeSpread:
 
 
 class Runs(NamedTuple):
-    """Which worker computes what; the same in every trial."""
+    """Assignment of the work to workers, the same in every trial."""
 
     starts: Integers
     """The first grain of each busy worker."""

@@ -115,8 +115,8 @@ class _Link:
         self.hidden = np.zeros_like(computed)
 
     def reduce(self, ready: Floats, seconds: Floats | float, latency: float = 0.0) -> None:
-        """As soon as it is ready and the link and a lane are free; nothing where it takes 0 s. The
-        total is there a latency later."""
+        """Reduce as soon as it is ready and the link and a lane are free; nothing where it takes
+        0 s. The total is there a latency later."""
         taken = np.broadcast_to(seconds, ready.shape)
         lane = self._lanes[0] if latency else self.free
         start = np.maximum(np.maximum(ready, self.free), lane)
@@ -171,8 +171,8 @@ def run_queue(
     agree_seconds: float,
     phase: Floats,
 ) -> Exchange:
-    """As `run_buckets`. `agree_seconds`: of a round from all workers to the coordinator and back;
-    `phase`: (trials,) in [0, 1), where in a cycle the step begins.
+    """Run the queue, as `run_buckets` does buckets. `agree_seconds`: of a round from all workers to
+    the coordinator and back; `phase`: (trials,) in [0, 1), where in a cycle the step begins.
 
     Cycles in which nothing is ready are passed over at once. An announcement counts in the cycle in
     which the last worker makes it; in truth those of quick workers are read in earlier ones.

@@ -77,7 +77,7 @@ class Launched:
         return link_of([Sample(*sample) for sample in self.links["network"]], "loopback")
 
     def grain_times(self) -> dict[str, tuple[float, ...]]:
-        """Of the first worker alone, by size."""
+        """Times of grains of the first worker alone, by size."""
         found: dict[int, list[float]] = {}
         for turn, workers in self.turns.items():
             if turn.how == "alone":
@@ -104,7 +104,7 @@ class Launched:
         return statistics.median(b / a for a, b in zip(alone, beside, strict=True))
 
     def _by_round(self, how: Circumstance, grain_size: int) -> list[float]:
-        """For each round the median time of a grain; the mean of that over the workers."""
+        """Take for each round the median time of a grain, and the mean of that over the workers."""
         found: list[list[float]] = []
         for turn, workers in self.turns.items():
             if turn.how != how or turn.shape.grain_size != grain_size:

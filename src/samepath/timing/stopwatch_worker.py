@@ -157,7 +157,7 @@ class Bench:
         return trainer
 
     def go(self) -> list[list[Steps]]:
-        """For each turn, what every round found."""
+        """Run all turns; returns for each what every round found."""
         turns = list(self._job.turns)
         once = [self._turn(turn, WARM_UP + 1).steps[WARM_UP:] for turn in turns]
         rounds, counts = self._agree(plan_rounds([sum(seconds) for seconds in once], self._job))
@@ -274,7 +274,8 @@ class BusyCores:
 
 
 def _busy_seconds() -> float:
-    """Of all cores since the start, as Linux counts them (`man 5 proc_stat`); 0 elsewhere."""
+    """Busy seconds of all cores since the start, as Linux counts them (`man 5 proc_stat`); 0
+    elsewhere."""
     try:
         with open("/proc/stat") as file:
             user, nice, system, _idle, _waiting, *interrupts = file.readline().split()[1:8]

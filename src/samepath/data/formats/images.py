@@ -357,7 +357,7 @@ def _parse_header(content: bytes) -> _Header:
 def _numbers(
     fields: dict[str, str], names: tuple[str, ...], default: Sequence[float], count: int
 ) -> tuple[float, ...]:
-    """So many numbers, under the first of these names that is given."""
+    """Read so many numbers, under the first of these names that is given."""
     name = next((name for name in names if name in fields), None)
     if name is None and default:
         return tuple(default)

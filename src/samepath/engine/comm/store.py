@@ -1,4 +1,4 @@
-"""A store through which processes find each other, opened by whoever starts them.
+"""A store through which processes find each other, opened by the process that starts them.
 
 In: an address of this machine. Out: torch's TCPStore, and its port. Guaranteed: it listens on that
 address and no other (torch's own would listen on all), and on a port that was free.

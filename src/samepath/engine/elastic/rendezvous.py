@@ -48,7 +48,7 @@ class RendezvousClosed(SamepathError):
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousRound:
-    """Which machines take part, as one of them sees it."""
+    """The machines that take part, as one of them sees it."""
 
     number: int
     rank: int

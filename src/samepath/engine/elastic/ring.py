@@ -43,7 +43,7 @@ Layout: TypeAlias = list[tuple[str, torch.dtype, torch.Size, bool]]
 
 @dataclass(frozen=True)
 class Portion:
-    """Which of how many equal parts."""
+    """One of so many equal parts."""
 
     part: int = 0
     parts: int = 1

@@ -103,8 +103,9 @@ def top_eigenpairs(
     most_products: int = 1000,
     tell: Callable[[int, int], None] = lambda done, expected: None,
 ) -> Eigenpairs:
-    """As many eigenpairs as asked for, with residuals below `relative` of the largest eigenvalue
-    unless products run out. `tell` hears how many have been made and are expected in all."""
+    """Find as many eigenpairs as asked for, with residuals below `relative` of the largest
+    eigenvalue unless products run out. `tell` hears how many have been made and are expected in
+    all."""
     dimension = len(start)
     num = min(num, dimension, most_products)
     affordable = BASIS_BYTES // (dimension * start.element_size())

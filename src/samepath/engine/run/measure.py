@@ -111,8 +111,8 @@ def curvature(trainer: Trainer, source: Source) -> dict[str, float]:
 
 
 def choose_sample(num_examples: int, most: int, grain_size: int, seed: int) -> Batch:
-    """At most so many examples, in whole grains: a choice by the seed alone (all of the data where
-    it is smaller than one grain)."""
+    """Choose at most so many examples, in whole grains: a choice by the seed alone (all of the
+    data where it is smaller than one grain)."""
     size = min(grain_size, num_examples)
     count = max(1, min(most, num_examples) // size)
     order = epoch_order(num_examples, key("measure", seed), 0)

@@ -92,11 +92,12 @@ class Options:
     drop_last: bool = False
     """The last batch of each epoch is left out where it is short."""
     train_content: dict[str, str] | None = field(default=None, hash=False)
-    """What the training data is (see data/content.py); None where nobody has looked."""
+    """What the training data is (see data/content.py); None where it was not looked at."""
     valid_content: dict[str, str] | None = field(default=None, hash=False)
     """What the validation data is."""
     modules: dict[str, str] | None = field(default=None, hash=False)
-    """The user's own modules (see engine/checks/fingerprints.py); None where nobody has looked."""
+    """The user's own modules (see engine/checks/fingerprints.py); None where it was not looked
+    at."""
 
     @property
     def plan(self) -> Plan:
@@ -273,7 +274,7 @@ def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
 
 
 def with_fingerprints(options: Options, found: FoundRecipe) -> Options:
-    """The same with what was looked at of data and modules. Call it after `refuse_recipe`, which
+    """Add the fingerprints of data and modules. Call it after `refuse_recipe`, which
     has run the recipe's functions once."""
     return replace(options, **fingerprints(found, asdict(options)))
 

@@ -68,7 +68,7 @@ class Request:
     """Workers keep the last step in memory, and begin with it."""
     source: bytes | None = field(default=None, repr=False)
     """Of the recipe's file as it was found: who begins later, in the same run, must not meet what
-    somebody has changed in it meanwhile."""
+    was changed in it meanwhile."""
     made_of: Mapping[str, Any] | None = field(default=None, repr=False)
     """Of a run of a study: fingerprints of the data and modules that the study began with."""
     other_hardware: bool = False

@@ -17,7 +17,7 @@ from samepath.strategies import Choice, Measure, Moment, find_strategy
 
 History = Sequence[Mapping[str, float]]
 LOOK_AHEAD = 1000
-"""Epochs. Looking through a million that somebody asks for would delay every restart."""
+"""Epochs that are looked through at once: a million would delay every restart."""
 
 
 class StrategySchedule:

@@ -122,7 +122,7 @@ class Lines:
         try:
             self.sync()
         except OSError:
-            return False  # whoever must have it syncs again, and hears why not
+            return False  # a caller that must have it syncs again, and hears why not
         finally:
             if self._file is not None:
                 os.close(self._file)
@@ -148,7 +148,7 @@ class Soon:
     def _run(self) -> None:
         while self.wanted.wait() and not self._ended:
             self.wanted.clear()
-            # Each who has opened a file is told of an error: whoever must have it hears it too
+            # Each descriptor of a file is told of an error: a caller that must have it hears it too
             with suppress(OSError), self._path.open("rb") as file:
                 os.fdatasync(file.fileno())
 
@@ -211,7 +211,8 @@ def _content(file: Path) -> bytes:
 
 
 def _is_line(fields: Any) -> bool:
-    """It has the form of what `RunFolder.log` writes: readers of `read_lines` count on that."""
+    """Whether it has the form of what `RunFolder.log` writes: readers of `read_lines` count on
+    that."""
     if not isinstance(fields, dict) or not all(_fits(*item) for item in fields.items()):
         return False
     return "epoch_train_loss" not in fields or fields.keys() >= {*_PLACE}

@@ -69,7 +69,7 @@ def explain(evidence: Evidence) -> Cause:
 
 
 def _stage(evidence: Evidence) -> Cause:
-    """By the first thing that differs."""
+    """Name the stage by the first thing that differs."""
     if evidence.parting.step == 0:
         return _before_training(evidence)
     if evidence.event is not None:

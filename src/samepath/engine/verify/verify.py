@@ -148,7 +148,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """No difference was found, and how the runs ended shows none either."""
+        """Whether no difference was found, neither on the way nor in how the runs ended."""
         return (
             self.difference is None
             and all(run.parts_at is None for run in self.runs)

@@ -310,7 +310,7 @@ def _of_rate(rates: RangeTest) -> str:
 
 
 def example_efficiency(critical: float, batch_size: int, workers: float) -> float:
-    """Of examples, with so many workers that have a batch each."""
+    """Efficiency of examples with so many workers that have a batch each."""
     c = critical / batch_size
     return 1.0 if math.isinf(c) else (1.0 + c) / (workers + c)
 

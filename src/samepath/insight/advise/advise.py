@@ -134,7 +134,8 @@ def in_minutes(text: str) -> str:
 
 
 def what_is_left(seconds: dict[str, float], took: float) -> dict[str, float]:
-    """For the parts after the first: what it left, but not less than half of what was planned."""
+    """Seconds for the parts after the first: what it left, but not less than half of what was
+    planned."""
     after = {part: planned for part, planned in seconds.items() if part != "step"}
     left = (sum(seconds.values()) - took) / sum(after.values())
     return {part: planned * max(left, 0.5) for part, planned in after.items()}

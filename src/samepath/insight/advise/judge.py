@@ -60,7 +60,7 @@ Losses: TypeAlias = Mapping[float, Sequence[float]]
 
 
 def planned_rounds(workers: int) -> int:
-    """So many times as many rates as there are workers are usually enough."""
+    """Rounds of as many rates as there are workers that are usually enough."""
     return 1 + math.ceil(4 / workers)
 
 
@@ -88,7 +88,7 @@ def judge(losses: Losses, steps: int) -> list[Tried]:
 
 
 def next_rates(recipe_rate: float, losses: Losses, steps: int, number: int) -> list[float]:
-    """At most so many rates to try next; none: it is known, or cannot be."""
+    """Choose at most so many rates to try next; none: it is known, or cannot be."""
     tried = judge(losses, steps)
     # where nothing has fallen yet, rates that leave the loss as it is are too low, not too high
     start = _start(losses)
@@ -139,7 +139,7 @@ def _end(seen: Sequence[float], steps: int) -> float:
 
 
 def noise_points(lines: Iterable[Mapping[str, Any]]) -> list[NoisePoint]:
-    """Of the lines of a run's metrics those that have an interval."""
+    """Pick the lines of a run's metrics that have an interval."""
     return [
         NoisePoint(
             step=line["step"],
@@ -158,7 +158,7 @@ def _or_infinite(value: float | None) -> float:
 
 
 def thinned(points: Sequence[NoisePoint]) -> tuple[NoisePoint, ...]:
-    """At most so many, the last among them."""
+    """Thin out to at most so many, the last among them."""
     every = -(-len(points) // MOST_POINTS) or 1
     return tuple(points[::-1][::every][::-1])
 

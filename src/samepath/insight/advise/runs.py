@@ -109,7 +109,7 @@ def _work(task: ShortRunsTask, folder: Path) -> None:
 
 
 def only_training(recipe: Recipe) -> Recipe:
-    """Without what a short run has no time for. A rate that waits for the validation loss to stop
+    """Leave out what a short run has no time for. A rate that waits for the validation loss to stop
     falling stays where it is."""
     return replace(
         recipe,
@@ -180,7 +180,7 @@ def _try_rates(
 def _losses_at(
     recipe: Recipe, task: ShortRunsTask, session: Session, rate: float, steps: int, until: float
 ) -> tuple[list[float], str]:
-    """Of one run, alone, for so long (but a least number of steps); and how it ended."""
+    """Losses of one run, alone, for so long (but a least number of steps); and how it ended."""
     options = replace(task.options, learning_rate=rate, steps=steps)
     needed_epochs = -(-steps // options.plan.steps_per_epoch)
     options = replace(options, epochs=max(options.epochs, needed_epochs))

@@ -46,7 +46,8 @@ def worker_counts(most: int) -> list[int]:
 
 
 def most_workers(measured: MeasuredStep) -> int:
-    """So many can have a grain: of the recipe's size where that is fixed, else of one example."""
+    """The most workers that can have a grain: of the recipe's size where that is fixed, else of
+    one example."""
     size = measured.grain_size if measured.grain_fixed else 1
     return -(-measured.batch_size // size)
 
@@ -115,7 +116,7 @@ def limit(workload: Workload, cluster: Cluster, alone: Simulated, point: Simulat
 
 
 def best_grain(question: Question, cluster: Cluster, workers: int) -> int:
-    """Of the sizes that were timed, the one with the shortest step for so many workers; the
+    """Choose, of the sizes that were timed, the one with the shortest step for so many workers; the
     recipe's own unless another saves something."""
     measured = question.measured
     if measured.grain_fixed:

@@ -1,4 +1,4 @@
-"""Which layer it is that cannot be differentiated twice.
+"""Finding the layer that cannot be differentiated twice.
 
 In: a model and a grain. Out: nothing, or one line that names the module at fault. A backward() that
 has no derivative of its own either raises, or, worse, is silently taken for a constant: then
@@ -137,7 +137,7 @@ def _fault_alone(
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Those of an output that can be differentiated."""
+    """Tensors of an output that can be differentiated."""
     if isinstance(value, Tensor):
         if value.is_floating_point() and value.requires_grad:
             yield value

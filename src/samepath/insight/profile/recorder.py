@@ -85,7 +85,7 @@ class PhaseRecorder:
     def timed(
         self, phase: MainPhase, function: Callable[Given, Made], name: str = ""
     ) -> Callable[Given, Made]:
-        """The same function, whose calls are noted as this phase."""
+        """Wrap a function so that its calls are noted as this phase."""
 
         def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
             began = self.now()
@@ -96,7 +96,7 @@ class PhaseRecorder:
         return call
 
     def each(self, phase: MainPhase, values: Iterator[Made]) -> Iterator[Made]:
-        """The same values, each noted as it is fetched."""
+        """Pass values on, each noted as it is fetched."""
         fetch = self.timed(phase, lambda: next(values))
         while True:
             try:
@@ -105,7 +105,7 @@ class PhaseRecorder:
                 return
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The same recipe, whose forward passes and augmentations are noted."""
+        """Wrap a recipe so that its forward passes and augmentations are noted."""
         augment = recipe.augment
         return replace(
             recipe,

@@ -187,7 +187,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as disjoint intervals, in order."""
+    """Merge intervals into disjoint ones, in order."""
     found: list[Interval] = []
     for begin, end in sorted(intervals):
         if end <= begin:
@@ -232,7 +232,7 @@ def lanes(events: Iterable[TimelineEvent]) -> list[list[TimelineEvent]]:
 
 
 def meet(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
-    """The same reductions, each with its end on the last worker: they end on all at once."""
+    """Give reductions their end on the last worker: they end on all at once."""
     ends: dict[tuple[int, str], float] = {}
     for event in events:
         where = (event.step, event.name)

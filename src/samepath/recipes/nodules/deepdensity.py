@@ -368,7 +368,8 @@ class _Convolve(torch.autograd.Function):
 def _weight_gradient(
     images: Tensor, gradient: Tensor, kernel: tuple[int, ...], stride: int, padding: int
 ) -> Tensor:
-    """As in `Convolution3d`; the far border is padded or cut to give the kernel's size."""
+    """Compute the weights' gradient as in `Convolution3d`; the far border is padded or cut to
+    give the kernel's size."""
     borders: list[int] = []
     for axis in (4, 3, 2):  # F.pad begins with the last axis
         far = kernel[axis - 2] + stride * (gradient.shape[axis] - 1)

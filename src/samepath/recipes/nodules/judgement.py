@@ -107,7 +107,7 @@ class Judgement:
     reconstructed against held-out. All but the first on voxels and measures."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: dictionaries and tuples of plain numbers, without what was not judged."""
+        """Make dictionaries and tuples of plain numbers for JSON, without what was not judged."""
         return dataclasses.asdict(
             self, dict_factory=lambda items: {name: of for name, of in items if of is not None}
         )

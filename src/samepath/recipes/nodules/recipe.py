@@ -42,7 +42,7 @@ def nodules(data: Path | None = None) -> Recipe:
 
 
 def nodules_small(data: Path | None = None) -> Recipe:
-    """The same with half the filters and components, on LUNA16's choice of nodules.
+    """DeepDensity with half the filters and components, on LUNA16's choice of nodules.
 
     LUNA16 keeps what three of the four readers drew: 1391 of the 2651 nodules here, 1135 of them
     for training. An epoch takes about three seconds of one core.

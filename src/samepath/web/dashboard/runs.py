@@ -182,7 +182,7 @@ def _rounded(values: Floats) -> list[float | None]:
 def comparison(
     names: Sequence[str], digests: Sequence[str], all_metrics: Sequence[MetricColumns]
 ) -> list[dict[str, Any]]:
-    """Which of several runs are on the same path, in words; the first is what others are held
+    """Say which of several runs are on the same path; the first is what others are held
     against."""
     said = []
     for digest in dict.fromkeys(d for d in digests if d):
