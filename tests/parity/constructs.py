@@ -879,6 +879,18 @@ def batch_of_no_weight() -> Training:
     )
 
 
+@same("a loss that looks parameters up by themselves (in a dictionary of its own)")
+def keyed_by_parameters() -> Training:
+    model = dense()
+    shares = {parameter: 0.01 * place for place, parameter in enumerate(model.parameters())}
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        penalty = sum(shares[p] * p.square().sum() for p in model.parameters())
+        return classify(model, batch) + penalty
+
+    return training(model, loss=loss)
+
+
 @same("class weights, with `weight=` the sum of the examples' weights")
 def class_weights() -> Training:
     by_class = torch.tensor([0.5, 1.0, 2.0, 3.5])

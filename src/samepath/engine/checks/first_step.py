@@ -84,14 +84,25 @@ def compare_first_grain(
     may_differ: MayDiffer,
 ) -> None:
     """Have every worker compute the first grain of a batch, on a copy of the model (None where it
-    cannot be copied), and raise where results differ."""
+    cannot be copied), and raise where results differ. What one worker's loss raises is raised
+    there; what all raise is left to the step: it may be the copy's fault (a loss that looks
+    parameters up in a dictionary of its own)."""
     if collective.num_workers == 1:
         return
     as_it_is = LeftAlone(model)  # a loss may use another way to it than its argument
+    failure: Exception | None = None
+    found: list[Any] = []
     try:
-        found = fingerprint(compute(_copy(model)))
+        found = compute(_copy(model))
+    except Exception as error:
+        failure = error
     finally:
         as_it_is.put_back()
+    failures = collective.gather_rows(np.array([failure is not None], np.int64))
+    if failures.all():
+        found = compute(None)
+    elif failure is not None:
+        raise failure
     other = _first_other(collective, found)
     if other is None:
         return

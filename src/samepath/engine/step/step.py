@@ -155,7 +155,8 @@ class Stepper:
         without: int | None = None,
     ) -> PendingBatch:
         """Forward and backward of this worker's grains; their sums are then on their way.
-        `only_look`: neither buffers nor weights change. `without`: this worker gets no grains."""
+        `only_look`: neither buffers nor weights change. `without`: a worker that gets no
+        grains."""
         batch, collective = given.batch, self.collective
         loads = isinstance(given.grains, GrainLoader)
         division = self._divide(batch, self.balance.costs if loads else (), without)
