@@ -84,17 +84,16 @@ def compare_first_grain(
     may_differ: MayDiffer,
 ) -> None:
     """Have every worker compute the first grain of a batch, on a copy of the model (None where it
-    cannot be copied), and raise where results differ. What one worker's loss raises is raised
-    there; what all raise is left to the step: it may be the copy's fault (a loss that looks
-    parameters up in a dictionary of its own)."""
+    cannot be copied), and raise where results differ. A KeyError on all workers is left to the
+    step: a loss that looks parameters up in a dictionary of its own does not find the copy's."""
     if collective.num_workers == 1:
         return
     as_it_is = LeftAlone(model)  # a loss may use another way to it than its argument
-    failure: Exception | None = None
+    failure: KeyError | None = None
     found: list[Any] = []
     try:
         found = compute(_copy(model))
-    except Exception as error:
+    except KeyError as error:
         failure = error
     finally:
         as_it_is.put_back()
