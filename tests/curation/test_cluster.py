@@ -19,7 +19,7 @@ from samepath.curation.cluster import (
     knee,
     sample_grid,
 )
-from samepath.curation.keep import random_control
+from samepath.curation.reasons import random_control
 from samepath.data.keep_list import KeepList
 from samepath.errors import UserError
 

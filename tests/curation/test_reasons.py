@@ -9,8 +9,13 @@ from numpy.typing import NDArray
 
 from samepath.curation.embed import nearest
 from samepath.curation.inputs import look
-from samepath.curation.keep import first_reasons
-from samepath.curation.reasons import exact_duplicates, far_from_all, label_errors, near_duplicates
+from samepath.curation.reasons import (
+    exact_duplicates,
+    far_from_all,
+    first_reasons,
+    label_errors,
+    near_duplicates,
+)
 
 
 def clusters(

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from samepath.curation import features, folder
-from samepath.curation.features import Extraction, extract, plan_extraction
+from samepath.curation.features import Extraction, Extractor, extract, plan_extraction
 from samepath.curation.folder import checksum
-from samepath.curation.network import Extractor
 from samepath.recipe import find_recipe
 
 RECIPE = str(Path(__file__).parents[1] / "helpers" / "curation_recipe.py")

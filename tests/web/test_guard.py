@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from samepath.web.guard import Guard, new_token, static_files
+from samepath.web.server import Guard, new_token, static_files
 
 TOKEN = "right-token"
 CHANGE = {"x-samepath": "1"}

@@ -16,13 +16,13 @@ from urllib.parse import unquote
 
 import pytest
 from local_client import TestClient
+from samepath.web.dashboard.reports import take_apart
 from ui_folders import DIGEST, make_finding, make_run, metrics_lines
 
 from samepath.files import lock_folder
 from samepath.web.dashboard.app import ui_app
 from samepath.web.dashboard.contents import FolderContents
-from samepath.web.dashboard.reports import take_apart
-from samepath.web.guard import static_folder
+from samepath.web.server import static_folder
 
 PNG = bytes.fromhex("89504e470d0a1a0a")
 

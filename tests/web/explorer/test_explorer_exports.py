@@ -17,6 +17,7 @@ import pytest
 from curation_folders import make_curation_folder
 from PIL import Image
 from safetensors.numpy import load_file
+from samepath.web.explorer.folder import Pictures
 
 from samepath.errors import UserError
 from samepath.web.explorer.explorer import Explorer
@@ -27,8 +28,7 @@ from samepath.web.explorer.exports import (
     parquet_table,
     write_export,
 )
-from samepath.web.explorer.folder import Pictures
-from samepath.web.guard import static_folder
+from samepath.web.server import static_folder
 
 
 @pytest.fixture
