@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -12,10 +11,9 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
-from local_client import TestClient
+from local_client import CHANGE, TestClient, client_of, status_of
 from samepath.web.dashboard.reports import take_apart
 from ui_folders import DIGEST, make_finding, make_run, metrics_lines
 
@@ -29,14 +27,8 @@ PNG = bytes.fromhex("89504e470d0a1a0a")
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
-    with open_client(tmp_path) as client:
+    with client_of(ui_app(FolderContents(tmp_path), "t")) as client:
         yield client
-
-
-def open_client(folder: Path) -> TestClient:
-    client = TestClient(ui_app(FolderContents(folder), "t"), base_url="http://127.0.0.1")
-    client.cookies.set("samepath_80", "t")
-    return client
 
 
 def items(client: TestClient) -> dict[str, dict[str, Any]]:
@@ -242,29 +234,17 @@ def test_damaged_metrics_are_shown_not_fatal(
     assert run_of(client, "a")["runs"][0]["status"] == "stopped"
 
 
-def damage_json(folder: Path) -> None:
-    (folder / "advice.json").write_text("[1")
+ODD: dict[str, Any] = {
+    "recipe": None, "verdict": [1], "engines": {"a": 1}, "runs": [1, {}], "command": "x",
+    "workers": [[1]], "versions": 3, "curves": [{"policy": {}}],
+}  # fmt: skip
 
 
-def damage_bytes(folder: Path) -> None:
-    (folder / "advice.json").write_bytes(b"\xff\xfe")
-
-
-def odd_values(folder: Path) -> None:
-    odd: dict[str, Any] = {
-        "recipe": None, "verdict": [1], "engines": {"a": 1}, "runs": [1, {}], "command": "x",
-        "workers": [[1]], "versions": 3, "curves": [{"policy": {}}],
-    }  # fmt: skip
-    (folder / "advice.json").write_text(json.dumps(odd))
-
-
-@pytest.mark.parametrize("damage", [damage_json, damage_bytes, odd_values])
-def test_damaged_findings(
-    client: TestClient, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
-    damage(make_finding(tmp_path / "a", "advice"))
+@pytest.mark.parametrize("content", [b"[1", b"\xff\xfe", json.dumps(ODD).encode()], ids=range(3))
+def test_damaged_findings(client: TestClient, tmp_path: Path, content: bytes) -> None:
+    (make_finding(tmp_path / "a", "advice") / "advice.json").write_bytes(content)
     found = items(client)["a"]
-    assert bool(found["error"]) == (damage is not odd_values)
+    assert bool(found["error"]) == (content[:1] != b"{")
     assert client.get(f"/api/item/{found['id']}").status_code == 200
 
 
@@ -322,7 +302,7 @@ def test_files_are_sent_so_that_nothing_in_them_runs(
     assert client.get(report).json() == take_apart(EVIL)
     assert client.get(report.replace(files["advice.html"]["id"], files["trace.json"]["id"])
                       ).status_code == 404  # fmt: skip
-    monkeypatch.setattr("samepath.web.dashboard.reports.MAX_BYTES", 1)
+    monkeypatch.setattr("samepath.web.dashboard.contents.MAX_BYTES", 1)
     assert get("trace.json").status_code == 404
     named = client.get(f"/api/item/{page['id']}").json()["files"]
     assert {file["name"] for file in named if file["is_large"]} == set(files)
@@ -335,7 +315,7 @@ def test_files_are_sent_so_that_nothing_in_them_runs(
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/../guard.py", "/static/..%2fguard.py", "/static/%2e%2e%2fguard.py", "/run.json",
+        "/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e%2fserver.py", "/run.json",
         "/api/runs/", "/api/runs/x", "/api/runs/..%2f..", "/api/runs/a/run.json", "/api/runs/,",
         "/api/item/", "/api/item/%2fetc%2fpasswd", "/api/item/ID/..", "/api/file/ID/run.json/x",
         "/api/file/ID/..%2f..%2fsecret/x", "/api/file/ID/%2fetc%2fpasswd/x", "/api/file/x/y/z",
@@ -343,27 +323,11 @@ def test_files_are_sent_so_that_nothing_in_them_runs(
     ],
 )  # fmt: skip
 def test_nothing_else_is_served(tmp_path: Path, path: str) -> None:
-    """Clients tidy paths up before they send them: these go in as they are, like uvicorn's."""
     (tmp_path / "secret").write_text("secret")
     make_run(tmp_path / "in" / "a")
     contents = FolderContents(tmp_path / "in")
     path = path.replace("ID", contents.overview()["items"][0]["id"])
-    sent: list[Any] = []
-    scope = {
-        "type": "http", "method": "GET", "path": unquote(path), "raw_path": path.encode(),
-        "query_string": b"", "headers": [(b"host", b"127.0.0.1"), (b"cookie", b"samepath_80=t")],
-        "server": ("127.0.0.1", 80),
-    }  # fmt: skip
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(ui_app(contents, "t")(scope, receive, send))  # type: ignore[arg-type]
-    assert sent[0]["status"] == 404
-    assert b'"error"' in sent[1]["body"]
+    assert status_of(ui_app(contents, "t"), path) == 404
 
 
 def test_it_only_looks(client: TestClient, tmp_path: Path) -> None:
@@ -371,7 +335,7 @@ def test_it_only_looks(client: TestClient, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in [tmp_path, *tmp_path.rglob("*")]}
     id = items(client)["a"]["id"]
     for path in ("/api/overview", f"/api/runs/{id}", f"/api/item/{id}", "/"):
-        assert client.post(path, json={}, headers={"x-samepath": "1"}).status_code == 405
+        assert client.post(path, json={}, headers=CHANGE).status_code == 405
         assert client.delete(path).status_code == 405
         client.get(path)
     client.cookies.clear()

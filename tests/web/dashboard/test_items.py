@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samepath.web.dashboard.runs import NUM_POINTS, comparison, curves, shorten
 from ui_folders import metrics_lines
 
 from samepath.engine.state.metrics_log import MetricColumns
+from samepath.web.dashboard.items import NUM_POINTS, comparison, curves, shorten
 
 
 def read(metrics: MetricColumns, text: str | bytes) -> MetricColumns:
