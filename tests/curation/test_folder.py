@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def about(**changes: object) -> Damage:
     return change
 
 
-def arrays(name: str, **changes: object) -> Damage:
+def arrays(name: str, **changes: Any) -> Damage:
     def change(folder: Path) -> None:
         found = {**load_file(folder / f"{name}.safetensors"), **changes}
         kept = {each: array for each, array in found.items() if array is not None}

@@ -124,7 +124,8 @@ def test_near_duplicates_are_close_in_features_and_in_inputs() -> None:
 
 def test_an_example_has_its_most_telling_reason() -> None:
     yes, no = np.array([True, True, False]), np.array([False, True, False])
-    assert first_reasons({"noise": yes, "label error": no}, 3) == ["noise", "label error", ""]
+    found = first_reasons({"noise": yes, "label error": no}, 3)
+    assert found.tolist() == ["noise", "label error", ""]
 
 
 @pytest.mark.parametrize(

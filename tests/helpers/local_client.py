@@ -15,7 +15,7 @@ from samepath.errors import UserError
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="Using `httpx`")  # it would rather have httpx2
-    from starlette.testclient import TestClient
+    from starlette.testclient import TestClient as TestClient
 
 CHANGE = {"x-samepath": "1"}
 

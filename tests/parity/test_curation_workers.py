@@ -79,11 +79,11 @@ def test_any_model_any_data_and_after_an_interruption(
     write = folder.write_arrays
     written: list[Path] = []
 
-    def write_two(path: Path, arrays: Any) -> str:
+    def write_two(path: Path, arrays: Any) -> None:
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(path)
-        return write(path, arrays)
+        write(path, arrays)
 
     monkeypatch.setattr(features, "write_arrays", write_two)
     with pytest.raises(KeyboardInterrupt):

@@ -7,11 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from samepath.web.dashboard.find import MARKS, RootFolder, search
 from ui_folders import make_finding, make_run
 
 from samepath.files import lock_folder
 from samepath.insight.folder import KINDS
+from samepath.web.dashboard import contents
+from samepath.web.dashboard.contents import MARKS, RootFolder, search
 
 
 def found_in(folder: Path) -> dict[str, str]:

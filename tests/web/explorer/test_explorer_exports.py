@@ -17,7 +17,6 @@ import pytest
 from curation_folders import make_curation_folder
 from PIL import Image
 from safetensors.numpy import load_file
-from samepath.web.explorer.folder import Pictures
 
 from samepath.curation.folder import Pictures
 from samepath.errors import UserError

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 from local_client import CHANGE, TestClient, client_of, status_of
-from samepath.web.dashboard.reports import take_apart
 from ui_folders import DIGEST, make_finding, make_run, metrics_lines
 
 from samepath.files import lock_folder
-from samepath.web.dashboard.app import ui_app
+from samepath.web.dashboard.app import take_apart, ui_app
 from samepath.web.dashboard.contents import FolderContents
 from samepath.web.server import static_folder
 
