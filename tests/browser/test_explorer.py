@@ -70,7 +70,7 @@ def test_load_shows_the_folder(page: Page, folder: Path) -> None:
     assert drawn > 10 * N, "points are drawn"
 
 
-def test_hover_shows_the_image_and_its_facts(page: Page) -> None:
+def test_hover_shows_the_image_and_a_click_pins_it(page: Page) -> None:
     row = first(page, kept=False)
     page.mouse.move(*place_of(page, row))
     page.wait_for_selector("#hover", state="visible")
@@ -81,21 +81,21 @@ def test_hover_shows_the_image_and_its_facts(page: Page) -> None:
     until(page, "document.querySelector('#hover img').naturalWidth === 16")
     page.mouse.move(5, 5)
     page.wait_for_selector("#hover", state="hidden")
-
-
-def test_click_pins_with_neighbours(page: Page) -> None:
     page.mouse.click(*place_of(page, 3))
     assert page.locator("#tab-point").inner_text() == "Example 3"
     page.wait_for_selector(".neighbours .thumb >> nth=11")
     near = page.evaluate("fetch('/api/neighbours/3').then((r) => r.json())")
     shown = page.locator(".neighbours .thumb")
-    assert [int(shown.nth(k).get_attribute("data-row") or -1) for k in range(12)] == [
-        row for row, _ in near
-    ]
+    rows = [int(shown.nth(k).get_attribute("data-row") or -1) for k in range(12)]
+    assert rows == [row for row, _ in near]
     shown.nth(2).click()
     assert page.locator("#tab-point").inner_text() == f"Example {near[2][0]}"
     page.keyboard.press("Escape")
     assert "Point at the map" in page.locator("#point").inner_text()
+    page.keyboard.press("?")
+    page.wait_for_selector("#help[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#help", state="hidden")
 
 
 def test_keys_keep_drop_undo_and_redo(page: Page, folder: Path) -> None:
@@ -145,9 +145,6 @@ def test_lasso_drop_and_undo(page: Page) -> None:
     until(page, "samepath.model.state.num_edits === 0")
     assert numbers(page) == before
     assert page.evaluate("samepath.model.notes.size") == 0
-
-
-def test_lasso_from_the_toolbar(page: Page) -> None:
     page.click("#use-lasso")
     page.mouse.move(400, 120)
     page.mouse.down()
@@ -230,12 +227,13 @@ def test_filters_and_gallery(page: Page) -> None:
     assert page.locator("#map-empty").is_visible()
 
 
-@pytest.mark.parametrize("way", ["cluster", "kept", "loss", "doubt"])
-def test_colours_change(page: Page, way: str) -> None:
-    before = page.evaluate("Array.from(samepath.view.map.data.colour)")
-    page.check(f"#colour-by input[value={way}]", force=True)
-    assert page.evaluate("Array.from(samepath.view.map.data.colour)") != before
-    assert page.locator("#key").inner_text()
+def test_colours_change(page: Page) -> None:
+    seen = [page.evaluate("Array.from(samepath.view.map.data.colour)")]
+    for way in ("cluster", "kept", "loss", "doubt"):
+        page.check(f"#colour-by input[value={way}]", force=True)
+        seen.append(page.evaluate("Array.from(samepath.view.map.data.colour)"))
+        assert seen.index(seen[-1]) == len(seen) - 1, "as no other way"
+        assert page.locator("#key").inner_text()
 
 
 def test_save_writes_beside_and_says_how_to_train(page: Page, folder: Path) -> None:
@@ -255,25 +253,22 @@ def test_save_writes_beside_and_says_how_to_train(page: Page, folder: Path) -> N
     assert page.locator("#save").is_disabled()
 
 
-def test_reload_restores_edits(page: Page) -> None:
-    lasso(page, first(page, kept=True))
-    page.keyboard.press("d")
-    until(page, "samepath.model.state.num_edits === 1")
-    after = numbers(page)
-    page.reload()
-    page.wait_for_selector("body.ready")
-    assert numbers(page) == after
-    assert page.locator("#undo").is_enabled()
-
-
-def test_a_server_that_is_started_again_has_the_edits(folder: Path, open_page: OpenPage) -> None:
+def test_edits_outlive_the_page_and_the_server(folder: Path, open_page: OpenPage) -> None:
     with serving(folder) as address:
         page = open_page(address)
-        page.mouse.click(*place_of(page, first(page, kept=True)))
-        page.locator("#point .buttons button:enabled").click()
+        lasso(page, first(page, kept=True))
+        page.keyboard.press("d")
         until(page, "samepath.model.state.num_edits === 1")
         after = numbers(page)
+        page.reload()
+        page.wait_for_selector("body.ready")
+        assert numbers(page) == after
+        assert page.locator("#undo").is_enabled()
+        page.evaluate("samepath.model.pin(samepath.model.kept.indexOf(1))")
         await_pictures(page)
+    page.evaluate("document.querySelector('#point .drop').click()")
+    page.wait_for_selector("#toast.error")
+    assert "does not answer" in page.locator("#toast").inner_text()
     with serving(folder) as address:
         again = open_page(address)
         assert numbers(again) == after
@@ -299,6 +294,10 @@ def test_export_is_a_page_of_its_own(page: Page, open_page: OpenPage, tmp_path: 
         page.click("[data-kind=html]")
     out = tmp_path / "sent.html"
     waiting.value.save_as(out)
+    page.click(".menu summary")
+    with page.expect_download() as table:
+        page.click("[data-kind=csv]")
+    assert table.value.suggested_filename == "samepath-map.csv"
     copy = open_page(f"file://{out}", offline=True)
     assert numbers(copy) == numbers(page)
     row = first(copy, kept=False)
@@ -319,13 +318,6 @@ def test_export_is_a_page_of_its_own(page: Page, open_page: OpenPage, tmp_path: 
     assert numbers(copy) == numbers(page)
     copy.click("#tab-gallery")
     assert copy.locator("#gallery canvas").count() > 0
-
-
-def test_tables_are_downloaded(page: Page) -> None:
-    page.click(".menu summary")
-    with page.expect_download() as waiting:
-        page.click("[data-kind=csv]")
-    assert waiting.value.suggested_filename == "samepath-map.csv"
 
 
 def test_moving_zooming_and_fitting(page: Page) -> None:
@@ -394,20 +386,3 @@ def test_names_and_notes_are_text(tmp_path: Path, open_page: OpenPage) -> None:
         assert page.locator("#point .facts").inner_text().endswith(evil)
         assert page.locator("img[src=x]").count() == 0
         await_pictures(page)
-
-
-def test_help_opens_and_closes(page: Page) -> None:
-    page.keyboard.press("?")
-    page.wait_for_selector("#help[open]")
-    page.keyboard.press("Escape")
-    page.wait_for_selector("#help", state="hidden")
-
-
-def test_a_server_that_has_gone_is_said(folder: Path, open_page: OpenPage) -> None:
-    with serving(folder) as address:
-        page = open_page(address)
-        page.evaluate("samepath.model.pin(samepath.model.kept.indexOf(1))")
-        await_pictures(page)
-    page.evaluate("document.querySelector('#point .drop').click()")
-    page.wait_for_selector("#toast.error")
-    assert "does not answer" in page.locator("#toast").inner_text()

@@ -15,7 +15,9 @@ from samepath.curation.reasons import (
     first_reasons,
     label_errors,
     near_duplicates,
+    random_control,
 )
+from samepath.data.keep_list import KeepList
 
 
 def clusters(
@@ -165,3 +167,20 @@ def test_digests_are_of_the_inputs_alone() -> None:
     found = look((inputs, torch.tensor([0, 1, 2, 3])))["digests"]
     assert len(np.unique(found, axis=0)) == 3
     assert np.array_equal(found[0], found[3])
+
+
+def test_the_control_is_chosen_among_candidates() -> None:
+    labels, kept = np.repeat([0, 1, 2], [50, 30, 20]), np.arange(100) % 3 == 0
+    candidates = np.arange(100) % 10 != 0
+    keep_list = KeepList(
+        labels=labels,
+        positions=np.zeros((100, 2), np.float32),
+        clusters=np.zeros(100, np.int64),
+        kept=kept,
+        reasons=["" if each else "noise" for each in kept],
+    )
+    chosen = random_control(keep_list, candidates, seed=4).kept
+    for label in range(3):
+        assert chosen[labels == label].sum() == kept[labels == label].sum()
+    assert not chosen[~candidates].any()
+    assert not np.array_equal(chosen, kept)

@@ -124,7 +124,7 @@ def choose(
         found[SAMPLED_OUT], clusters = _grid(request, places, groups, clean, rows)
         for place, facts in enumerate(classes):
             cells = int(clusters[groups == (facts.label or 0)].max(initial=-1)) + 1
-            classes[place] = replace(facts, eps=None, how="grid", num_clusters=cells, num_noise=0)
+            classes[place] = replace(facts, eps=None, how="grid", num_clusters=cells)
     else:
         found[NOISE] = clusters < 0
     reasons = np.full(number, "", dtype=object)
