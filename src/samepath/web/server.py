@@ -236,14 +236,15 @@ def guarded_app(
     return Guard(app, token)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class LocalPage:
-    """An application, and where it will answer."""
+    """An application with a new token, and where it will answer."""
 
-    app: ASGIApp
-    address: str
-    """What to open in a browser on this machine: it carries the token."""
-    listening: socket.socket
+    def __init__(self, listening: socket.socket, make_app: Callable[[str], ASGIApp]) -> None:
+        token = new_token()
+        self.app = make_app(token)
+        self.listening = listening
+        self.address = f"http://{HOST}:{listening.getsockname()[1]}/?token={token}"
+        """What to open in a browser on this machine: it carries the token."""
 
     def run(self) -> None:
         """Answer until SIGINT or SIGTERM; then end, quietly."""
@@ -264,13 +265,6 @@ class LocalPage:
             timeout_graceful_shutdown=1,
         )
         return uvicorn.Server(settings)
-
-
-def local_page(listening: socket.socket, make_app: Callable[[str], ASGIApp]) -> LocalPage:
-    """Make an application with a new token, to answer on a socket."""
-    token = new_token()
-    address = f"http://{HOST}:{listening.getsockname()[1]}/?token={token}"
-    return LocalPage(app=make_app(token), address=address, listening=listening)
 
 
 def new_token() -> str:

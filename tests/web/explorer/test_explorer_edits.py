@@ -91,7 +91,7 @@ def test_opened_again_everything_is_there(explorer: Explorer, folder: Path) -> N
     again = Explorer(folder)  # the first one never ended: as after a crash
     assert look(again) == look(explorer)
     assert again.state() == explorer.state()
-    assert again.edits.settings == {3: (1.0, 4)}
+    assert again.state()["settings"] == {3: (1.0, 4)}
     assert again.redo()["notes"] == ["a note"]
 
 
@@ -124,7 +124,7 @@ def test_edits_of_another_keep_list_are_set_aside(explorer: Explorer, folder: Pa
     text = (folder / "keep.csv").read_text()
     (folder / "keep.csv").write_text(text.replace(",noise", ",outlier"))
     again = Explorer(folder)
-    assert again.edits.num_done == 0
+    assert again.state()["num_edits"] == 0
     assert again.edits.set_aside == folder / "keep.csv.edits-1"
     assert (folder / "keep.csv.edits-1").read_bytes() == content
     assert not (folder / "keep.csv.edits").exists()
@@ -199,4 +199,4 @@ def test_what_cannot_be_written_is_not_done(explorer: Explorer) -> None:
     with pytest.raises(UserError, match="nothing was changed"):
         drop_one(explorer)
     assert look(explorer) == before
-    assert explorer.edits.to_undo is None
+    assert explorer.state()["undo"] is None

@@ -22,7 +22,7 @@ import numpy as np
 
 from samepath.errors import UserError
 from samepath.web.dashboard.contents import DOWNLOADS, PICTURES, FolderContents, NotFound
-from samepath.web.server import POLICY, LocalPage, guarded_app, listen, local_page
+from samepath.web.server import POLICY, LocalPage, guarded_app, listen
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -97,7 +97,7 @@ def open_ui(folder: Path, port: int = 0) -> Iterator[LocalPage]:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give the folder it is in, such as {folder.parent}")
     with listen(port) as listening:
-        yield local_page(listening, lambda token: ui_app(FolderContents(folder), token))
+        yield LocalPage(listening, lambda token: ui_app(FolderContents(folder), token))
 
 
 def _step(request: Request, name: str, otherwise: float) -> float:

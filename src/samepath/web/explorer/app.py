@@ -23,7 +23,7 @@ from samepath.files import lock_folder
 from samepath.web.explorer.edits import Rows
 from samepath.web.explorer.explorer import Explorer
 from samepath.web.explorer.exports import EXPORTS
-from samepath.web.server import LocalPage, guarded_app, listen, local_page
+from samepath.web.server import LocalPage, guarded_app, listen
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -122,7 +122,7 @@ def open_explorer(
         listening = stack.enter_context(listen(port))
         stack.callback(os.close, lock_folder(folder, f"{folder} is being explored"))
         explorer = Explorer(folder, keep)
-        yield explorer, local_page(listening, lambda token: explorer_app(explorer, token))
+        yield explorer, LocalPage(listening, lambda token: explorer_app(explorer, token))
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -110,31 +110,26 @@ class Edits:
         self._restore(read_only)
 
     @property
-    def to_undo(self) -> str | None:
-        return self._done[-1][0].title if self._done else None
-
-    @property
-    def to_redo(self) -> str | None:
-        return self._undone[-1].title if self._undone else None
-
-    @property
     def is_saved(self) -> bool:
         """True if the columns are those of a file: the one opened, or the last one saved."""
         return self._last is self._saved_at
 
     @property
-    def num_done(self) -> int:
-        return len(self._done)
-
-    @property
-    def settings(self) -> dict[int, tuple[float, int]]:
-        """eps and min_samples of the classes that were clustered again."""
-        given = (edit.setting for edit, _ in self._done if edit.setting is not None)
-        return {label: (eps, min_samples) for label, eps, min_samples in given}
-
-    @property
     def _last(self) -> Edit | None:
         return self._done[-1][0] if self._done else None
+
+    def state(self) -> dict[str, Any]:
+        """What can be undone, eps and min_samples of classes that were clustered again, and whether
+        all is saved."""
+        given = [edit.setting for edit, _ in self._done if edit.setting is not None]
+        return {
+            "version": self.version,
+            "undo": self._last.title if self._last else None,
+            "redo": self._undone[-1].title if self._undone else None,
+            "num_edits": len(self._done),
+            "settings": {label: (eps, min_samples) for label, eps, min_samples in given},
+            "is_saved": self.is_saved,
+        }
 
     def apply(self, edit: Edit) -> Rows:
         """Make an edit; returns the rows it changed."""

@@ -95,16 +95,9 @@ class Explorer:
         }
 
     def state(self) -> dict[str, Any]:
-        """The state of the edits: what can be undone, and whether all is saved."""
-        return {
-            "version": self.edits.version,
-            "undo": self.edits.to_undo,
-            "redo": self.edits.to_redo,
-            "num_edits": self.edits.num_done,
-            "settings": self.edits.settings,
-            "is_saved": self.edits.is_saved,
-            "saved_as": None if self.saved_as is None else self.saved_as.name,
-        }
+        """The state of the edits, and the file they were saved to last."""
+        saved_as = None if self.saved_as is None else self.saved_as.name
+        return {**self.edits.state(), "saved_as": saved_as}
 
     def points(self) -> bytes:
         """Ten columns of N 4-byte numbers: x, y, loss, doubt, confidence; label, guess, cluster,
