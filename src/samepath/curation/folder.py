@@ -84,32 +84,6 @@ def read_arrays(path: Path) -> Arrays:
     return arrays
 
 
-class Cache:
-    """A folder of finished stages."""
-
-    def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
-        self.folder = folder
-        self._note = note
-
-    def path(self, stage: str, depends_on: Mapping[str, Any]) -> Path:
-        """Where a stage that depends on this is kept."""
-        versions = {name: version(name) for name in _LIBRARIES}
-        text = json.dumps([stage, depends_on, versions], sort_keys=True)
-        return self.folder / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
-
-    def get(self, stage: str, depends_on: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
-        """A stage's arrays, made unless they are there."""
-        path = self.path(stage, depends_on)
-        if path.exists():
-            try:
-                return read_arrays(path)
-            except ValueError as error:
-                self._note(f"{error}; computing it again")
-        arrays = make()
-        write_arrays(path, arrays)
-        return arrays
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curation:
     """What `samepath curate` found; one row of every array is one training example."""
@@ -192,6 +166,30 @@ class CurationFolder:
             elif _recorded(path) != checksum(content):
                 write_arrays(path, content)
         write_atomically(folder / ABOUT, json.dumps(finite(about), indent=1) + "\n")
+
+    def stage_file(self, stage: str, depends_on: Mapping[str, Any]) -> Path:
+        """Where the arrays of a stage that depends on this are kept."""
+        versions = {name: version(name) for name in _LIBRARIES}
+        text = json.dumps([stage, depends_on, versions], sort_keys=True)
+        return self.cache / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
+
+    def stage(
+        self,
+        stage: str,
+        depends_on: Mapping[str, Any],
+        make: Callable[[], Arrays],
+        note: Callable[[str], None],
+    ) -> Arrays:
+        """A stage's arrays, made unless they are there."""
+        path = self.stage_file(stage, depends_on)
+        if path.exists():
+            try:
+                return read_arrays(path)
+            except ValueError as error:
+                note(f"{error}; computing it again")
+        arrays = make()
+        write_arrays(path, arrays)
+        return arrays
 
     def _origin(self) -> dict[str, Any]:
         """Whose folder this is: kept beside the caches from the first moment on."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from samepath.curation.cluster import ClassClusters
+from samepath.curation.cluster import LEAST_POINTS, ClassClusters
 from samepath.curation.embed import EARLY_ITERATIONS, ITERATIONS, Embedding
 from samepath.curation.features import Extraction, Extractor, extract, load_from, plan_extraction
-from samepath.curation.folder import FORMAT, KEEP, Arrays, Cache, CurationFolder, checksum
+from samepath.curation.folder import FORMAT, KEEP, Arrays, CurationFolder, checksum
 from samepath.curation.inputs import look
 from samepath.curation.reasons import NUM_NEIGHBORS, choose, label_errors, random_control
 from samepath.curation.request import FRACTION, CurateRequest, Subject, subject_of
@@ -101,7 +102,7 @@ class Round:
     ) -> None:
         self._request, self._subject = request, subject
         self._watcher = request.watcher()
-        self._cache = Cache(folder.cache, self._watcher.note)
+        self._folder = folder
         self._considered = (
             np.ones(subject.num_examples, bool) if previous is None else previous.kept
         )
@@ -126,13 +127,22 @@ class Round:
         mapped = self._map(features["features"])
         judged = self._judge(mapped, features.get("probabilities"))
         recipe, depends_on = subject.recipe, {"examples": subject.examples_identity}
-        inputs = self._cache.get("inputs", depends_on, lambda: look(recipe.train, recipe.collate))
-        choice = choose(request, subject, mapped, judged, inputs, previous)
-        for note in choice.notes:
-            self._watcher.note(note)
-        self.keep_list, self._classes = choice.keep_list, choice.classes
+        inputs = self._stage("inputs", depends_on, lambda: look(recipe.train, recipe.collate))
+        self.keep_list, self._classes = choose(request, subject, mapped, judged, inputs, previous)
+        for facts in self._classes:
+            if facts.how == "too few points":
+                least = max(LEAST_POINTS, facts.min_samples + 1)
+                self._watcher.note(
+                    f"class {subject.class_names[facts.label or 0]} has fewer than {least} "
+                    "examples, too few to be clustered; only duplicates are dropped of it"
+                )
         self.arrays = self._files(features, mapped, judged, inputs)
         """What is written, by the name of its file."""
+
+    def _stage(
+        self, name: str, depends_on: Mapping[str, Any], make: Callable[[], Arrays]
+    ) -> Arrays:
+        return self._folder.stage(name, depends_on, make, self._watcher.note)
 
     def _features(self, extraction: Extraction, model: nn.Module) -> Arrays:
         """`features`, and `losses` and `probabilities` where the network has them."""
@@ -147,9 +157,9 @@ class Round:
             "seed": extraction.extractor.seed,
             "autocast": str(self._subject.recipe.autocast),
         }
-        parts = self._cache.path("features", depends_on).with_suffix(".parts")
+        parts = self._folder.stage_file("features", depends_on).with_suffix(".parts")
         workers, watcher = self._request.num_workers, self._request.watcher
-        return self._cache.get(
+        return self._stage(
             "features",
             depends_on,
             lambda: extract(extraction, model, parts, num_workers=workers, watcher=watcher),
@@ -195,7 +205,7 @@ class Round:
                 "distances": embedding.distances_[:, :NUM_NEIGHBORS],
             }
 
-        return self._cache.get("map", depends_on, make)
+        return self._stage("map", depends_on, make)
 
     def _judge(self, mapped: Arrays, probabilities: NDArray[np.float32] | None) -> Arrays:
         """The fields of LabelErrors, of the examples considered; nothing without labels."""
@@ -221,7 +231,7 @@ class Round:
             )
             return dict(vars(found))
 
-        return self._cache.get("labels", {"inputs": checksum(inputs), "seed": seed}, make)
+        return self._stage("labels", {"inputs": checksum(inputs), "seed": seed}, make)
 
     def _files(
         self, features: Arrays, mapped: Arrays, judged: Arrays, inputs: Arrays

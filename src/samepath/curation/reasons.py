@@ -74,16 +74,6 @@ _REGULARISATION = 0.01
 # ---- the decision
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class KeepChoice:
-    """What was decided about every example."""
-
-    keep_list: KeepList
-    classes: list[ClassClusters]
-    notes: list[str]
-    """What a person should know."""
-
-
 def choose(
     request: CurateRequest,
     subject: Subject,
@@ -91,8 +81,9 @@ def choose(
     judged: Arrays,
     inputs: Arrays,
     previous: KeepList | None,
-) -> KeepChoice:
-    """Decide about all examples; what an earlier keep-list dropped stays so, for its reason."""
+) -> tuple[KeepList, list[ClassClusters]]:
+    """Decide about all examples, and say what was found of each class; what an earlier keep-list
+    dropped stays so, for its reason."""
     number = subject.num_examples
     rows = np.arange(number) if previous is None else previous.rows
     labels = None if subject.labels is None else subject.labels[rows]
@@ -133,23 +124,14 @@ def choose(
     reasons[rows] = first_reasons(found, len(rows))
     whole = np.full(number, -1, dtype=np.int64)
     whole[rows] = clusters
-    return KeepChoice(
-        keep_list=KeepList(
-            labels=subject.labels,
-            positions=mapped["map"],
-            clusters=whole,
-            kept=np.array(reasons == "", dtype=bool),
-            reasons=reasons.tolist(),
-        ),
-        classes=classes,
-        notes=[
-            f"class {subject.class_names[facts.label or 0]} has fewer than "
-            f"{max(LEAST_POINTS, facts.min_samples + 1)} examples, too few to be clustered; only "
-            "duplicates are dropped of it"
-            for facts in classes
-            if facts.how == "too few points"
-        ],
+    keep_list = KeepList(
+        labels=subject.labels,
+        positions=mapped["map"],
+        clusters=whole,
+        kept=np.array(reasons == "", dtype=bool),
+        reasons=reasons.tolist(),
     )
+    return keep_list, classes
 
 
 def _grid(
