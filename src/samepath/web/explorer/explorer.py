@@ -7,7 +7,6 @@ the page. Guaranteed: nothing in the folder is ever written over; a saved keep-l
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,7 +215,7 @@ class Explorer:
     def _noted(self) -> Rows:
         return np.flatnonzero(self.edits.columns.notes != "")
 
-    def _coded(self, reasons: Sequence[str] | NDArray[np.object_]) -> Rows:
+    def _coded(self, reasons: NDArray[np.object_]) -> Rows:
         return np.array([self._codes[reason] for reason in reasons], dtype=np.int64)
 
 
