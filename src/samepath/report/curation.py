@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from samepath.curation.cluster import k_distances
 from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Comparison, to_json
 from samepath.curation.folder import read_arrays
-from samepath.curation.keep import REASONS
+from samepath.curation.reasons import REASONS
 from samepath.data.keep_list import KeepList, read_keep_list
 from samepath.errors import UserError
 from samepath.files import finite, write_atomically
