@@ -14,7 +14,6 @@ from samepath.report.words import (
     noise_meaning,
     noise_words,
     number,
-    plural,
 )
 
 
@@ -35,7 +34,6 @@ def test_milliseconds_keep_three_digits_and_no_exponent() -> None:
     seconds = [0.0, 1e-6, 0.00123456, 0.0123456, 0.123456, 1.23456, 123.456]
     said = ["0", "0", "1.23", "12.3", "123", "1,235", "123,456"]
     assert [milliseconds(each) for each in seconds] == said
-    assert [plural(count, "run") for count in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
 
 
 @pytest.mark.parametrize(

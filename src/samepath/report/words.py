@@ -7,7 +7,7 @@ imported.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from samepath.study.results import Interval
 from samepath.timing.links import NetworkFacts
@@ -32,6 +32,17 @@ MODELLED = "†"
 
 _SHORT = {"seconds": "s", "minutes": "min", "hours": "h", "days": "days"}
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+
+
+def rows_of(lines: Sequence[Mapping[str, str]]) -> Rows:
+    """A table of lines that have the same columns."""
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
+
+
+def facts_rows(facts: Mapping[str, object]) -> Rows:
+    """A table of names and values, without a header; values that are None are left out."""
+    known = {name: value for name, value in facts.items() if value is not None}
+    return [["", ""], *([name, str(value)] for name, value in known.items())]
 
 
 def base_name(strategy: str) -> str:
@@ -122,11 +133,6 @@ def listed(words: Iterable[str]) -> str:
     """ "a, b and c"."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def plural(count: int, noun: str) -> str:
-    """ "1 run", "2 runs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def workers_named(counts: Sequence[int]) -> str:
