@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from samepath.cli.ui import ui
+from samepath.cli.web import ui
 from samepath.errors import UserError
 
 SAMEPATH = str(Path(sys.executable).with_name("samepath"))

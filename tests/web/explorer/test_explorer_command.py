@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from curation_folders import make_curation_folder
 from safetensors.numpy import load_file, save_file
 
-from samepath.cli.explore import explore
+from samepath.cli.web import explore
 from samepath.errors import UserError
 from samepath.web.explorer.app import open_explorer
 
