@@ -6,7 +6,6 @@ import csv
 import itertools
 import math
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,8 @@ from samepath.report import study as study_report
 from samepath.report.study import loss_picture, write_report
 from samepath.report.study_figures import draw_losses_of, gap, pareto_front, warmup_epochs
 from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
+from samepath.study.collect import cells_of
 from samepath.study.results import (
-    Cell,
     Ended,
     Epoch,
     GridRun,
@@ -48,9 +47,7 @@ Fate = Callable[[str, int], tuple[Ended, float]]
 def as_in_the_paper(name: str, workers: int) -> tuple[Ended, float]:
     """More or less."""
     base = name.partition(":")[0]
-    if workers == 1:
-        return "target", 1.0
-    if base in ("strong", "noise"):
+    if workers == 1 or base in ("strong", "noise"):
         return "target", 1.0
     if base == "linear":
         return "diverged", 1.0
@@ -98,9 +95,8 @@ def curve_of(name: str, workers: int, seed: int, ended: Ended, slowdown: float) 
                 valid_loss=valid,
             )
         )
-        if math.isnan(valid) or (ended == "target" and valid <= TARGET):
-            break
-        if ended == "stuck" and epoch == 60:
+        reached = ended == "target" and valid <= TARGET
+        if math.isnan(valid) or reached or (ended == "stuck" and epoch == 60):
             break
     return curve
 
@@ -134,7 +130,7 @@ def race(
                 curve=tuple(curve),
             )
         )
-    cells = cells_of(runs)
+    cells = tuple(cells_of(runs, strategies, workers))
     network = NetworkFacts(
         name="1 Gbit/s", how="preset", bytes_per_second=1.25e8, latency_seconds=5e-5
     )
@@ -181,39 +177,6 @@ def race(
         ),
         verdict=verdict(cells, TARGET, "largest"),
     )
-
-
-def cells_of(runs: Sequence[RunRecord]) -> tuple[Cell, ...]:
-    def interval(values: Sequence[float]) -> Interval:
-        return Interval(median=statistics.median(values), low=min(values), high=max(values))
-
-    one = {run.seed: run.seconds_to_target for run in runs if run.workers == 1}
-    cells = []
-    for name, k in dict.fromkeys((run.strategy, run.workers) for run in runs):
-        mine = [run for run in runs if (run.strategy, run.workers) == (name, k)]
-        done = [run for run in mine if run.seconds_to_target is not None]
-        times = [run.seconds_to_target or 0.0 for run in done]
-        shares = [
-            first / (k * time)
-            for run, time in zip(done, times, strict=True)
-            if (first := one.get(run.seed)) is not None
-        ]
-        enough = 2 * len(done) > len(mine)
-        ended = [run.ended for run in mine]
-        cells.append(
-            Cell(
-                strategy=name,
-                workers=k,
-                reached=len(done),
-                seeds=len(mine),
-                how=mine[0].how,
-                seconds=interval(times) if enough else None,
-                epochs=interval([len(run.curve) for run in done]) if enough else None,
-                efficiency=interval(shares) if enough and shares else None,
-                ended={each: ended.count(each) for each in ended},
-            )
-        )
-    return tuple(cells)
 
 
 def grid(seeds: Sequence[int] = (0, 1, 2), metric: str = "accuracy") -> GridStudy:
@@ -462,7 +425,7 @@ def nothing_reached(name: str, workers: int) -> tuple[Ended, float]:
         (("linear",), (32,), nothing_reached),
         (("strong", "weak"), (1,), as_in_the_paper),
         (("weak",), (32,), as_in_the_paper),
-        (("a$b_c:x=1", "a$b_c:x|1", "strong"), (2, 3), as_in_the_paper),
+        (("a$b_c:x=1", "a$b_c:x|1", "strong"), (1, 2, 3), as_in_the_paper),
     ],
     ids=["nothing reached", "gone at once", "one worker", "impossible only", "odd names"],
 )
@@ -479,7 +442,7 @@ def test_report_of_a_race_that_has_hardly_begun(tmp_path: Path) -> None:
         first = replace(run.curve[0], train_loss=None, valid_loss=None)
         curve = (first,) if run.workers == 1 else ()
         runs.append(replace(run, ended="unfinished", curve=curve))
-    cells = cells_of(runs)
+    cells = tuple(cells_of(runs, study.strategies, study.workers))
     said = verdict(cells, TARGET, "recipe")
     begun = replace(study, runs=tuple(runs), cells=cells, predictions=(), verdict=said)
     assert "not finished" in check_files(begun, tmp_path / "begun")
@@ -522,6 +485,7 @@ def test_report_of_a_grid(metric: str, tmp_path: Path) -> None:
 
 
 def test_loss_pictures_have_names_of_their_own() -> None:
-    study = race(("a:b=1", "a b=1", "warmup:epochs=10", "../x"), (1,), (0,))
+    strategies = ("a:b=1", "a b=1", "warmup:epochs=10", "../x")
+    study = replace(race(("strong",), (1,), (0,)), strategies=strategies)
     names = [loss_picture(study, name) for name in study.strategies]
     assert names == ["loss_1.png", "loss_2.png", "loss_warmup-epochs-10.png", "loss_..-x.png"]

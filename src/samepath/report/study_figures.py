@@ -386,22 +386,19 @@ def draw_pareto(study: Study, out: Path) -> Path:
     """A point for each strategy and worker count that reached the target: medians over seeds, with
     the number of workers beside each, and the front."""
     looks = style.strategy_looks(study.strategies)
-    cells = [cell for cell in study.cells if cell.seconds is not None]
-    seconds = [cell.seconds.median for cell in cells if cell.seconds is not None]
-    compute = [cell.workers * time for cell, time in zip(cells, seconds, strict=True)]
-    time_name, time_length = time_unit(max(seconds, default=1.0))
-    work_name, work_length = time_unit(max(compute, default=1.0))
-    works = [work / work_length for work in compute]
-    times = [time / time_length for time in seconds]
-    places = list(zip(works, times, strict=True))
+    reached = [(cell, cell.seconds.median) for cell in study.cells if cell.seconds is not None]
+    time_name, time_length = time_unit(max((time for _, time in reached), default=1.0))
+    most = max((cell.workers * time for cell, time in reached), default=1.0)
+    work_name, work_length = time_unit(most)
+    places = [(cell.workers * time / work_length, time / time_length) for cell, time in reached]
     title = f"{study.recipe}: time and compute to a validation loss of {number(study.target.loss)}"
     figure = style.new_figure(8.6, 5.2, title)
     axes = figure.add_subplot()
-    style.log_values(axes, *style.margins(works, 0.1), which="x")
-    style.log_values(axes, *style.margins(times, 0.1))
-    present = {cell.strategy for cell in cells}
+    style.log_values(axes, *style.margins([work for work, _ in places], 0.1), which="x")
+    style.log_values(axes, *style.margins([time for _, time in places], 0.1))
+    present = {cell.strategy for cell, _ in reached}
     handles = style.look_keys({name: look for name, look in looks.items() if name in present})
-    handles += style.how_keys({cell.how for cell in cells})
+    handles += style.how_keys({cell.how for cell, _ in reached})
     front = pareto_front(places)
     if front:
         axes.step(*zip(*front, strict=True), where="post", color="0.2", lw=1.0, zorder=1)
@@ -410,23 +407,22 @@ def draw_pareto(study: Study, out: Path) -> Path:
     if sequential is not None:
         axes.axvline(sequential / work_length, zorder=1, **style.GUIDE)
         handles.append(style.key("compute of one worker (ideal speed-up)", **style.GUIDE))
-    for cell, place in zip(cells, places, strict=True):
+    for (cell, _), place in zip(reached, places, strict=True):
         style.draw_point(axes, *place, looks[cell.strategy], hollow=cell.how == "modelled")
     axes.set_xlabel(f"compute to target: workers x time (worker-{work_name})")
     axes.set_ylabel(f"time to target ({time_name})")
     style.tidy(axes)
-    if cells:
+    if reached:
         handles.append(style.key("numbers: workers", linestyle=""))
     else:
         style.say_nothing_to_show(axes, "no strategy reached the target")
         axes.set_xticks([])
         axes.minorticks_off()
-    colours = [looks[cell.strategy].colour for cell in cells]
-    labels = [str(cell.workers) for cell in cells]
     style.add_legend(figure, handles)
     figure.draw_without_rendering()  # labels are placed where everything ends up
     figure.set_layout_engine("none")
-    _label(axes, list(zip(places, labels, colours, strict=True)))
+    named = [(str(cell.workers), looks[cell.strategy].colour) for cell, _ in reached]
+    _label(axes, [(place, *name) for place, name in zip(places, named, strict=True)])
     return style.save_figure(figure, out)
 
 

@@ -65,13 +65,10 @@ _BUILT_IN = {
 _FURTHER = ("#CC6677", "#997700", "#994455", "#225555", "#EE8866", "#6699CC", "#004488", "#77AADD")
 _MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">")
 _LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
-_SERIES = tuple(
-    map(
-        Look,
-        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933"),
-        ("o", "s", "D", "^", "v", "p", "<", ">"),
-    )
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933"),
 )
+_SERIES = tuple(map(Look, _COLOURS, "osD^vp<>"))
 
 
 def strategy_looks(strategies: Sequence[str]) -> dict[str, Look]:
@@ -104,8 +101,7 @@ def series_looks(names: Collection[str]) -> dict[str, Look]:
 
 def ordered_looks(names: Sequence[str]) -> dict[str, Look]:
     """Looks of things with an order, such as learning rates: from pale to dark."""
-    looks = map(Look, ramp(len(names)), itertools.cycle(_MARKERS))
-    return dict(zip(names, looks, strict=True))
+    return dict(zip(names, map(Look, ramp(len(names)), itertools.cycle(_MARKERS)), strict=True))
 
 
 def ramp(number: int) -> list[str]:
@@ -220,12 +216,7 @@ def powers_axis(axes: Axes, values: Sequence[int], label: str) -> None:
 
 def log_values(axes: Axes, low: float, high: float, *, which: str = "y") -> None:
     """A logarithmic axis for values of this range, with plain numbers at its ticks."""
-    if which == "y":
-        axes.set_yscale("log")
-        axes.set_ylim(low, high)
-    else:
-        axes.set_xscale("log")
-        axes.set_xlim(low, high)
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     axis = axes.yaxis if which == "y" else axes.xaxis
     decades = math.log10(high / low)
     crowded = decades > (4.0 if which == "y" else 3.0)
