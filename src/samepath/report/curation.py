@@ -34,7 +34,7 @@ from samepath.report import style
 from samepath.report.page import Section, write_page
 from samepath.report.study import with_origin
 from samepath.report.study_verdict import metric_better, metric_interval, metric_text
-from samepath.report.words import Rows, facts_rows, listed, number
+from samepath.report.words import Rows, facts_rows, listed, number, rows_of
 from samepath.study.results import Interval
 
 PER_CLASS = 10
@@ -91,15 +91,28 @@ def write_curation_report(folder: Path) -> Path:
 
 def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Section]:
     kept, number = about["num_kept"], about["num_examples"]
+    dropped = f"{100 * about['reduction']:.2f}%"
     words = (
         f"{kept:,} of {number:,} training examples are kept; {number - kept:,} are dropped "
-        f"({100 * about['reduction']:.2f}%). The features are those of the layer {about['layer']}."
+        f"({dropped}). The features are those of the layer {about['layer']}."
     )
-    yield Section(heading="What is kept", words=words, table=reduction_table(about))
+    file = str(about["network"])  # Table I of the paper: the network, and what it leaves
+    network = Path(file).name if file.endswith(".py") else Path(about["recipe"]).stem
+    left = f"{100 * kept / number:.2f}% or {kept:,} examples ({dropped})"
+    head = ["Network used for feature extraction", "Filtered data size (reduction)"]
+    yield Section(heading="What is kept", words=words, table=[head, [network, left]])
     note = f"{_TITLE[about['settings']['method']]}."
     yield Section(heading="Classes", table=classes_table(about), note=note)
     if len(about["rounds"]) > 1:
-        yield Section(heading="Rounds", table=rounds_table(about))
+        names = {"round": "round", "examples": "num_examples", "kept": "num_kept"}
+        lines = [
+            {
+                **{name: f"{each[key]:,}" for name, key in names.items()},
+                "network": str(each["network"]),
+            }
+            for each in about["rounds"]
+        ]
+        yield Section(heading="Rounds", table=rows_of(lines))
     yield Section(heading="The map", picture=pictures["map"])
     yield Section(heading="Examples dropped from each class", picture=pictures["classes"])
     if "kdistance" in pictures:
@@ -115,17 +128,6 @@ def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Sect
     given = {name: value for name, value in settings.items() if value != {}}
     table = facts_rows({**given, "command": " ".join(about["command"])})
     yield Section(heading="Settings", table=table)
-
-
-def reduction_table(about: dict[str, Any]) -> Rows:
-    """Rows like Table I of the paper: the network, and what it leaves."""
-    kept, share = about["num_kept"], 100 * about["num_kept"] / about["num_examples"]
-    left = f"{share:.2f}% or {kept:,} examples ({100 * about['reduction']:.2f}%)"
-    network = Path(about["recipe"]).stem
-    if str(about["network"]).endswith(".py"):
-        network = Path(about["network"]).name
-    head = ["Network used for feature extraction", "Filtered data size (reduction)"]
-    return [head, [network, left]]
 
 
 def classes_table(about: dict[str, Any]) -> Rows:
@@ -154,14 +156,6 @@ def _eps(facts: dict[str, Any]) -> str:
         return f"({facts['eps_from']})"
     how = "" if facts["eps_from"] == "knee" else f" ({facts['eps_from']})"
     return f"{facts['eps']:.3g}{how}"
-
-
-def rounds_table(about: dict[str, Any]) -> Rows:
-    rows = [["round", "examples", "kept", "network"]]
-    for facts in about["rounds"]:
-        before, kept = f"{facts['num_examples']:,}", f"{facts['num_kept']:,}"
-        rows.append([str(facts["round"]), before, kept, str(facts["network"])])
-    return rows
 
 
 # --------------------------------------------------------------------------- figures of a curation

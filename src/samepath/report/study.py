@@ -20,16 +20,8 @@ from typing import Any
 
 from samepath.console import count
 from samepath.files import finite, write_atomically
+from samepath.report import study_figures as figures
 from samepath.report.page import Section, write_page
-from samepath.report.study_figures import (
-    draw_efficiency,
-    draw_generalisation_gap,
-    draw_losses_of,
-    draw_metric_by_batch,
-    draw_pareto,
-    draw_preferred_batch,
-    draw_time_to_target,
-)
 from samepath.report.study_verdict import (
     grid_runs,
     grid_verdict,
@@ -121,23 +113,23 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         words="Overlapping points are shifted sideways.",
         table=time_table(study),
         note=TIME_NOTE,
-        picture=draw_time_to_target(study, folder / "time_to_target.png"),
+        picture=figures.draw_time_to_target(study, folder / "time_to_target.png"),
     )
     yield Section(
         heading="Efficiency",
         table=efficiency_table(study, study.strategies),
         note=EFFICIENCY_NOTE,
-        picture=draw_efficiency(study, folder / "efficiency.png"),
+        picture=figures.draw_efficiency(study, folder / "efficiency.png"),
     )
     for name in study.strategies:
         if any(run.curve for run in study.runs if run.strategy == name):
-            picture = draw_losses_of(study, name, folder / loss_picture(study, name))
+            picture = figures.draw_losses_of(study, name, folder / loss_picture(study, name))
             yield Section(heading=f"Loss: {name}", picture=picture)
     yield _gap_section(study, folder)
     yield Section(
         heading="Time against compute",
         words="Further left costs less compute, further down takes less time; the front is best.",
-        picture=draw_pareto(study, folder / "pareto.png"),
+        picture=figures.draw_pareto(study, folder / "pareto.png"),
     )
     if study.predictions:
         words = (
@@ -156,15 +148,15 @@ def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
         heading=f"{study.metric.capitalize()} by batch size",
         table=grid_table(study),
         note=f"At the end of each run; {metric_better(study)} is better.{_SPREAD}",
-        picture=draw_metric_by_batch(study, folder / "accuracy_by_batch.png"),
+        picture=figures.draw_metric_by_batch(study, folder / "accuracy_by_batch.png"),
     )
-    picture = draw_preferred_batch(study, folder / "preferred_batch.png")
+    picture = figures.draw_preferred_batch(study, folder / "preferred_batch.png")
     yield Section(heading="Preferred batch size", picture=picture)
     yield _gap_section(study, folder)
 
 
 def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
-    picture = draw_generalisation_gap(study, folder / "generalisation_gap.png")
+    picture = figures.draw_generalisation_gap(study, folder / "generalisation_gap.png")
     return Section(heading="Generalisation gap", picture=picture)
 
 
