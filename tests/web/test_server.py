@@ -22,8 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from samepath.cli.explore import explore
-from samepath.cli.ui import ui
+from samepath.cli.web import explore, ui
 from samepath.web.server import Guard, new_token, static_files
 
 TOKEN = "right-token"

@@ -16,7 +16,7 @@ from local_client import CHANGE, TestClient, client_of, refused, status_of
 from PIL import Image
 from safetensors.numpy import load_file
 
-from samepath.cli.explore import explore
+from samepath.cli.web import explore
 from samepath.web.explorer.app import explorer_app, open_explorer
 from samepath.web.explorer.explorer import Explorer
 
