@@ -17,7 +17,7 @@ from braked_runs import EPOCHS, RECIPE, Braked, listening, undisturbed
 
 from samepath.engine.elastic.machine import WorkerRange
 from samepath.engine.elastic.rendezvous import Rendezvous
-from samepath.engine.elastic.signed_store import Endpoint, EndpointLost, reach_store
+from samepath.engine.elastic.signed_store import Endpoint, LeaderLost, reach_store
 
 LIMIT_SECONDS = 600
 OWN_LOOP = """
@@ -76,7 +76,7 @@ def disturb(endpoint: Endpoint, stack: ExitStack) -> None:
         where = (endpoint.address, endpoint.port)
         stranger = stack.enter_context(socket.create_connection(where, timeout=5))
         stranger.sendall(words)
-    with pytest.raises(EndpointLost, match="belongs to another run"):
+    with pytest.raises(LeaderLost, match="belongs to another run"):
         Rendezvous(WorkerRange(least=1, most=2), 1, endpoint=replace(endpoint, secret="0" * 32))
     store = reach_store(endpoint.address, endpoint.port)
     for name in ("open", "closed", "members", "rounds", "call/1", "round/1", "ready/1/0"):
