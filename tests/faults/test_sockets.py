@@ -45,16 +45,21 @@ TALK = (
 def test_one_machine_is_enough(run: Braked) -> None:
     script = run.folder / "own_loop.py"
     script.write_text(OWN_LOOP)
-    ranged = run.train("-n", "1:2", "--here", "2")
+    # the recipe's path is relative to where the run is started, and another joins elsewhere
+    ranged = run.start(
+        "train", RECIPE.name, "--epochs", str(EPOCHS), "--out", run.out, "-n", "1:2", "--here", "1",
+        before=["env", "-C", str(RECIPE.parent)],
+    )  # fmt: skip
+    joined = run.join("--here", "1", before=["env", "-C", "/"])
     fixed = run.start(
         "train", RECIPE, "-n", "2", "--epochs", str(EPOCHS), "--out", run.folder / "fixed",
         SAMEPATH_LINK="network",
     )  # fmt: skip
     own = run.start("run", "-n", "2", script, run.folder, as_json=False)
-    run.await_workers(2, ranged)
+    run.await_workers(2, ranged, joined)
     run.await_workers(2, fixed)
     run.await_((run.folder / "own-1").exists)
-    for machine in (ranged, fixed, own):
+    for machine in (ranged, joined, fixed, own):
         assert listening(machine.process.pid) == {"127.0.0.1"}
 
     meeting = run.out / "meeting.json"

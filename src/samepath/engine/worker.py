@@ -31,6 +31,7 @@ def run_worker(
     request: Request, options: Options, path: Path, found: FoundRecipe | None = None
 ) -> RunResult:
     """One worker's whole life (all arguments but `found` cross a process border)."""
+    fault_point("begun")
     place = read_place(os.environ)
     if found is None:
         found = recipe_of(options, request.source)
