@@ -14,11 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import elastic_runs
 from elastic_runs import SAMEPATH, children, ended, lines, num_lines, workers_of
 
-from samepath.engine.run.options import Asked
-from samepath.engine.run.request import Request
-from samepath.engine.train import train
 from samepath.files import LOCK
 
 RECIPE = Path(__file__).parent / "braked_recipe.py"
@@ -32,10 +30,7 @@ Outcome = tuple[str, list[dict[str, Any]]]
 
 def undisturbed(folder: Path) -> Outcome:
     """What one worker comes to that nothing happens to."""
-    asked = Asked(epochs=EPOCHS)
-    request = Request(recipe=str(RECIPE), num_workers=1, asked=asked, out=folder / "undisturbed")
-    result, out = train(request)
-    return result.digest, lines(out)
+    return elastic_runs.undisturbed(folder, EPOCHS, RECIPE)
 
 
 class Braked:

@@ -221,25 +221,28 @@ def num_changes() -> int:
     return len(trail.changes)
 
 
+def check(
+    session: Session, tmp_path: Path, digests: dict[int, str], step: int, make: Make | None = None
+) -> None:
+    """A new trainer comes to that step."""
+    again = trainer(session, make or convolutions)
+    assert come_back(again, tmp_path) == step
+    assert again.digest() == digests[step]
+
+
 @pytest.mark.parametrize(
     ("make", "parts"), [(convolutions, 1), (convolutions, 3), (tied, 2), (half_frozen, 2)]
 )
 def test_every_step_comes_back(make: Make, parts: int, tmp_path: Path, session: Session) -> None:
     choice = Choice(learning_rate=0.7, schedule_steps=2)
-    found: dict[int, str] = {}
-    changes: list[int] = []
+    digests = train(trainer(session, make), [], choice=choice)
 
     def between(step: int) -> None:
-        again = trainer(session, make)
-        assert come_back(again, tmp_path) == step
-        found[step] = again.digest()
-        changes.append(num_changes())
+        check(session, tmp_path, digests, step, make)
+        assert num_changes() == (step - 1) % WHOLE_EVERY
 
-    digests = train(
-        trainer(session, make), keepers(tmp_path, parts), choice=choice, between=between
-    )
-    assert found == digests
-    assert changes == [step % (WHOLE_EVERY) for step in range(STEPS)]
+    those = keepers(tmp_path, parts)
+    assert train(trainer(session, make), those, choice=choice, between=between) == digests
 
 
 @pytest.mark.parametrize(
@@ -299,10 +302,8 @@ def test_parameters_are_unfrozen(tmp_path: Path, session: Session, memory: Path)
             first.model.requires_grad_(True)
 
     digests = train(first, keepers(tmp_path), between=between, stop=7)
-    again = trainer(session, half_frozen)
-    assert come_back(again, tmp_path) == 7
+    check(session, tmp_path, digests, 7, half_frozen)
     assert num_changes() == 2  # a whole one at step 5, with moments that there were not before
-    assert again.digest() == digests[7]
     assert len(list(memory.iterdir())) == 3
 
 
@@ -324,9 +325,7 @@ def test_killed_around_the_update(
         assert len(trail.changes) == (3 if noted else 2)
         assert trail.progress == {"step": 4 if noted else 3}
     if not noted:
-        again = trainer(session, convolutions)
-        assert come_back(again, tmp_path) == 3
-        assert again.digest() == digests[3]
+        check(session, tmp_path, digests, 3)
 
 
 def test_a_damaged_change_ends_the_way(tmp_path: Path, session: Session, memory: Path) -> None:
@@ -335,9 +334,7 @@ def test_a_damaged_change_ends_the_way(tmp_path: Path, session: Session, memory:
     content = bytearray(file.read_bytes())
     content[5 * len(content) // WHOLE_EVERY - 1] ^= 1  # the fifth change, of step 6
     file.write_bytes(bytes(content))
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 5
-    assert again.digest() == digests[5]
+    check(session, tmp_path, digests, 5)
 
 
 def test_no_room_for_changes(
@@ -352,9 +349,7 @@ def test_no_room_for_changes(
 
     monkeypatch.setattr(step_memory, "Ring", no_changes)
     digests = train(trainer(session, convolutions), keepers(tmp_path), stop=5)
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 5
-    assert again.digest() == digests[5]
+    check(session, tmp_path, digests, 5)
     assert len(list(memory.iterdir())) == 2  # whole, and notes
 
 
@@ -366,10 +361,8 @@ def test_a_step_that_was_not_kept_is_followed_by_a_whole_one(
     train(first, [keeper], stop=3)
     train(first, [], stop=5)
     digests = train(first, [keeper], stop=6)
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 6
+    check(session, tmp_path, digests, 6)
     assert num_changes() == 0
-    assert again.digest() == digests[6]
 
 
 def test_a_step_that_changed_more_is_not_made_again_from_its_gradient(
@@ -379,14 +372,10 @@ def test_a_step_that_changed_more_is_not_made_again_from_its_gradient(
     first = trainer(session, convolutions)
     those = keepers(tmp_path, 2)
     digests = train(first, those, stop=3)
-    for share in first.batches(DATA, 0):
-        first.step(share)
-        break
+    first.step(next(first.batches(DATA, 0)))
     those[1]._changes.take_back()  # type: ignore[union-attr]  # killed before it wrote the state
     those[0].keep(first, {"step": 4}, is_one_update=False)
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 3
-    assert again.digest() == digests[3]
+    check(session, tmp_path, digests, 3)
 
 
 def test_nor_from_one_that_the_dead_left(tmp_path: Path, session: Session) -> None:
@@ -400,9 +389,7 @@ def test_nor_from_one_that_the_dead_left(tmp_path: Path, session: Session) -> No
     watch(second, those)
     second.step(next(second.batches(DATA, 0)))
     those[0].keep(second, {"step": 4}, is_one_update=False)
-    third = trainer(session, convolutions)
-    assert come_back(third, tmp_path) == 3
-    assert third.digest() == digests[3]
+    check(session, tmp_path, digests, 3)
 
 
 @pytest.mark.parametrize("steps", [2, 5])
