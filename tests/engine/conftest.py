@@ -18,9 +18,9 @@ from samepath.engine.elastic import rendezvous, ring, signed_store
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits of a meeting that are short."""
     monkeypatch.setattr(rendezvous, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous, "SILENT_SECONDS", 1.5)
     monkeypatch.setattr(console, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(signed_store, "STORE_SECONDS", 1.5)
+    monkeypatch.setattr(signed_store, "STORE_SECONDS", 2.0)
 
 
 @pytest.fixture

@@ -235,31 +235,12 @@ def _train_with_others(
 def _take_part(
     request: Request, options: Options, folder: RunFolder, machine: MachineOffer
 ) -> RunResult:
-    from samepath.engine.launch.elastic import FaultTolerance, take_part  # not for a fixed number
+    from samepath.engine.launch.elastic import take_part  # not for a fixed number
 
-    worker_range = request.num_workers
+    arguments, worker_range = (request, options, folder.path), request.num_workers
     assert isinstance(worker_range, WorkerRange)
-    return _result(
-        folder,
-        lambda: take_part(
-            folder,
-            run_launched_worker,
-            (request, options, folder.path),
-            worker_range,
-            machine,
-            FaultTolerance(
-                timeout_seconds=request.timeout_seconds,
-                tell=say,
-                is_over=lambda: _is_over(folder),
-            ),
-        ),
-    )
-
-
-def _is_over(folder: RunFolder) -> bool:
-    with suppress(OSError, UserError):  # a disk that does not answer now
-        return folder.read()["status"] in ENDED
-    return False
+    run = partial(take_part, folder, run_launched_worker, arguments, worker_range, machine)
+    return _result(folder, partial(run, request.timeout_seconds))
 
 
 def _unfinite(result: dict[str, Any]) -> dict[str, Any]:

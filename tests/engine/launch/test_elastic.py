@@ -26,7 +26,7 @@ from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerR
 from samepath.engine.elastic.rendezvous import Rendezvous
 from samepath.engine.elastic.signed_store import Endpoint, LeaderLost, answers
 from samepath.engine.launch import elastic, leftovers
-from samepath.engine.launch.elastic import Agent, FaultTolerance
+from samepath.engine.launch.elastic import Agent
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
@@ -44,9 +44,8 @@ def leave_other_tests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_part(folder: RunFolder, tell: Callable[[str], None] = print) -> None:
-    tolerance = FaultTolerance(timeout_seconds=1.0, tell=tell)
     range_ = WorkerRange(least=1, most=1)
-    elastic.take_part(folder, print, (), range_, MachineOffer(workers=1), tolerance)
+    elastic.take_part(folder, print, (), range_, MachineOffer(workers=1), 1.0, tell)
 
 
 def lead_or_join(table: Table, folder: RunFolder, address: str = LOOPBACK) -> Rendezvous:

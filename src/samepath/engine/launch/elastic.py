@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 
-from samepath.console import Patience, WaitedTooLong
+from samepath.console import Patience, WaitedTooLong, say
 from samepath.engine.comm.environment import LOOPBACK, machine_name
 from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.machine import (
@@ -75,28 +75,19 @@ QUIET_SECONDS = 1.0
 """Four heartbeats: a worker without one for so long may be the one that others have lost."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultTolerance:
-    """How a run bears failures."""
-
-    timeout_seconds: float
-    """A worker without a heartbeat for so long counts as dead."""
-    tell: Callable[[str], None]
-    is_over: Callable[[], bool] = lambda: False
-    """Whether all of the run is on disk: a failure after that loses nothing."""
-
-
 def take_part(
     folder: RunFolder,
     function: Callable[..., Any],
     arguments: Sequence[Any],
     worker_range: WorkerRange,
     machine: MachineOffer,
-    tolerance: FaultTolerance,
+    timeout_seconds: float,
+    tell: Callable[[str], None] = say,
 ) -> None:
-    """Be one of a run's machines until the run has ended."""
+    """Be one of a run's machines until the run has ended; a worker without a heartbeat for
+    `timeout_seconds` counts as dead."""
     leftovers.remove(leftovers.find(folder.run_id()))
-    tell, reach_seconds = tolerance.tell, REACH_SECONDS
+    reach_seconds = REACH_SECONDS
     while True:
         with interruptible():
             rendezvous = lead_or_join(folder, worker_range, machine, tell, reach_seconds)
@@ -104,7 +95,7 @@ def take_part(
         machine = replace(machine, expected=1, address=machine.reached_from(rendezvous.endpoint))
         try:
             with owned_folder() as reports:
-                agent = Agent(rendezvous, machine.interface, tolerance, Path(reports))
+                agent = Agent(rendezvous, machine, folder, Path(reports), timeout_seconds, tell)
                 _run_until_closed(agent, function, arguments)
             return
         except RendezvousClosed as error:
@@ -213,14 +204,18 @@ class Agent:
     def __init__(
         self,
         rendezvous: Rendezvous,
-        interface: str | None,
-        tolerance: FaultTolerance,
+        machine: MachineOffer,
+        folder: RunFolder,
         reports: Path,
+        timeout_seconds: float,
+        tell: Callable[[str], None],
     ) -> None:
         self.rendezvous = rendezvous
         self.reports = reports
-        self._interface = interface
-        self._tolerance = tolerance
+        self._interface = machine.interface
+        self._folder = folder
+        self._timeout = timeout_seconds
+        self._tell = tell
         self._workers: PContext | None = None
         self._slots = list(range(rendezvous.workers_here))
         self._failures: list[tuple[bool, int | None]] = []
@@ -292,9 +287,8 @@ class Agent:
         """How the workers are; if one has failed, what follows from it is decided."""
         processes = self._workers._pc.processes  # type: ignore[union-attr]
         codes: dict[int, int | None] = {n: process.exitcode for n, process in enumerate(processes)}
-        timeout = self._tolerance.timeout_seconds
         failed = {here: code for here, code in codes.items() if code}
-        frozen = [here for here in self._heartbeats.silent(timeout) if codes[here] is None]
+        frozen = [here for here in self._heartbeats.silent(self._timeout) if codes[here] is None]
         if not failed and not frozen:
             return Outcome.FINISHED if set(codes.values()) == {0} else Outcome.RUNNING
         reports = read_reports(self.reports)
@@ -304,13 +298,14 @@ class Agent:
             return Outcome.RUNNING
         pids = {here: processes[here].pid for here in codes}
         self._kill()
-        if self._tolerance.is_over():
-            return Outcome.FINISHED
+        with suppress(OSError, UserError):  # a disk that does not answer now
+            if self._folder.read()["status"] in ENDED:
+                return Outcome.FINISHED  # all is on disk: a failure after that loses nothing
         found = [
             reports.get(self._first + here)
             or WorkerReport.of_exit(self._first + here, code, pids[here])
             for here, code in failed.items()
-        ] + [WorkerReport.of_frozen(self._first + here, timeout) for here in frozen]
+        ] + [WorkerReport.of_frozen(self._first + here, self._timeout) for here in frozen]
         cause = min(found, key=lambda report: (report.secondary, report.regroup, report.time))
         self._decide(cause)
         return Outcome.FAILED
@@ -350,7 +345,7 @@ class Agent:
         if cause.final or too_often:
             self._failure = cause.error()
             return
-        self._tolerance.tell(f"{cause.words()}; going on from the last completed step")
+        self._tell(f"{cause.words()}; going on from the last completed step")
         again = cause.signal or self._failures[-FAULTS:] == [(True, slot)] * FAULTS
         if slot is not None and again:
             self._leave_out(slot)
@@ -363,4 +358,4 @@ class Agent:
             self._slots.remove(slot)
             self.rendezvous.workers_here -= 1
             left = len(self._slots)
-            self._tolerance.tell(f"going on without it: {left} left on this machine")
+            self._tell(f"going on without it: {left} left on this machine")
