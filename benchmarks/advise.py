@@ -35,8 +35,7 @@ from samepath.timing.links import NODE, PRESETS, flat
 from samepath.timing.measured import MeasuredStep, read_measured
 from samepath.timing.model import simulate, workload_from
 from samepath.timing.policies import Buckets
-from samepath.timing.stopwatch import run_turns
-from samepath.timing.stopwatch_worker import StepShape, Turn
+from samepath.timing.stopwatch import StepShape, Turn, run_turns
 
 HERE = Path(__file__).parent
 ROUNDS = 5
@@ -86,7 +85,7 @@ def here(job: Job, rounds: int) -> dict[str, list[float]]:
     for number in range(rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
             taken = run_turns(options, workers, {turn: TURN_SECONDS}, least_steps=LEAST_STEPS)
-            steps = taken.steps_of("together", options.batch_size)
+            steps = taken.steps_of(turn)
             found[str(workers)].append(statistics.median(steps))
     return found
 

@@ -14,7 +14,7 @@ from samepath.study.collect import predictions
 from samepath.timing import stopwatch
 from samepath.timing.links import PRESETS
 from samepath.timing.model import Clock
-from samepath.timing.stopwatch import measure_clock, measure_network
+from samepath.timing.stopwatch import measure_clock
 
 pytestmark = pytest.mark.alone
 
@@ -98,10 +98,3 @@ def test_grains_of_batch_norm_stay() -> None:
     assert facts.grain_seconds["32"] > facts.serial_seconds / 4 >= 0
     alone = facts.measured_step_seconds["64x1"]
     assert Clock(facts).modelled(batch_size=64, workers=1) == pytest.approx(alone, rel=0.5)
-
-
-def test_the_link_here() -> None:
-    facts = measure_network(options_of("digits"))
-    assert (facts.name, facts.how) == ("here", "measured")
-    assert 1e7 < facts.bytes_per_second < 1e12
-    assert 1e-7 < facts.latency_seconds < 0.1

@@ -10,20 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured_steps import link, made, made_clock
 
 from samepath.errors import UserError
 from samepath.plan import assign
+from samepath.study.collect import predictions
 from samepath.timing import model as module
 from samepath.timing.links import (
     CLUSTERS,
     MESSAGE_LATENCIES,
     Cluster,
     Cost,
-    NetworkFacts,
     flat,
+    reduction_cost,
     traffic,
 )
 from samepath.timing.model import (
+    Clock,
+    Mode,
     Scaling,
     Simulated,
     TimeSpread,
@@ -34,6 +38,7 @@ from samepath.timing.model import (
     measured_spread,
     share_out,
     simulate,
+    workload_from,
 )
 from samepath.timing.policies import (
     DDP,
@@ -44,13 +49,6 @@ from samepath.timing.policies import (
     run_buckets,
     run_queue,
 )
-
-
-def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
-    return NetworkFacts(
-        name="x", how="given", bytes_per_second=bytes_per_second, latency_seconds=latency_seconds
-    )
-
 
 FREE = flat(link(1e30, 0.0))
 SLOW = flat(link(1e6, 1e-3))
@@ -494,10 +492,28 @@ def test_1536_workers_take_seconds(policy: Policy) -> None:
     assert time.perf_counter() - began < 5.0
 
 
-# ---- bad input
+# ---- what was measured, to be simulated
+
+
+def test_a_workload_is_what_was_measured() -> None:
+    workload = workload_from(made())
+    assert workload.grain_seconds == {1: 0.005, 2: 0.006, 4: 0.010}
+    assert workload.crowding == {2: 1.25}
+    assert (workload.batch_size, workload.grain_size) == (8, 4)
+    assert len(workload.spread.factors) == 9  # too few of size 4 to stand alone
+    many = made(grain_times={"2": (0.1, 0.9), "4": (0.009, 0.010, 0.012) * 20})
+    factors = sorted(set(workload_from(many).spread.factors))
+    assert factors == pytest.approx([0.9, 1.0, 1.2])
+    assert workload_from(made(), batch_size=2).grain_size == 2
+    assert workload_from(made(), batch_size=64, grain_size=2).grain_size == 2
+    assert workload_from(made(grain_fixed=True), grain_size=4).grain_size == 4
 
 
 def test_bad_input() -> None:
+    with pytest.raises(UserError, match=r"normalises over a grain .* again with --grain 2"):
+        workload_from(made(grain_fixed=True), grain_size=2)
+    with pytest.raises(UserError, match="a batch of 0 in grains of None: both are at least 1"):
+        workload_from(made(), batch_size=0)
     with pytest.raises(UserError, match="numbers from 1 on"):
         simulate(load(), FREE, [0, 2], policy=DDP)
     with pytest.raises(UserError, match="at least one"):
@@ -506,3 +522,88 @@ def test_bad_input() -> None:
         Queue(cycle_seconds=0.0)
     with pytest.raises(UserError, match="at least 2"):
         measured_spread({4: [1.0]})
+
+
+# ---- the clock of a study
+
+batches, many_workers = st.integers(1, 200), st.integers(1, 300)
+AFTER = {"gradient_bytes": 1000, "tensor_bytes": (1000,), "tensor_ready": (1.0,)}
+"""One gradient, there when a grain is done: nothing of its reduction can hide."""
+
+
+def parts(batch_size: int, workers: int, fixed: bool) -> tuple[float, float]:
+    """Computing of the busiest worker, and the reduction, by hand."""
+    size = 4 if fixed else min(4, -(-batch_size // workers))
+    sizes = [min(size, batch_size - first) for first in range(0, batch_size, size)]
+    seconds = np.interp(sizes, [1, 2, 4], [0.005, 0.006, 0.010])
+    runs = assign(len(sizes), min(workers, len(sizes)))
+    busy = len(runs)
+    cost = reduction_cost(SLOW, busy, "samepath", num_grains=len(sizes))
+    told = (busy - 1) * 1e-3  # a ring of small records, beside the gradients
+    return max(sum(seconds[run.start : run.stop]) for run in runs), max(cost(1000), told)
+
+
+@given(batches, many_workers, st.booleans())
+def test_a_step_of_the_clock_by_hand(batch_size: int, workers: int, fixed: bool) -> None:
+    clock = Clock(made_clock(grain_fixed=fixed, **AFTER))
+    compute, reduce = parts(batch_size, workers, fixed)
+    found = clock.modelled(batch_size=batch_size, workers=workers)
+    assert found == pytest.approx(0.002 + compute + reduce)
+    early = Clock(made_clock(grain_fixed=fixed)).modelled(batch_size=batch_size, workers=workers)
+    assert early <= found + 1e-9  # some of it hides behind the last grain
+
+
+@given(batches, many_workers)
+def test_a_stale_step_hides_the_reduction_and_not_the_records(batch: int, workers: int) -> None:
+    compute, _ = parts(batch, workers, False)
+    busy = min(workers, -(-batch // min(4, -(-batch // workers))))
+    size = -(-batch // min(4, -(-batch // workers)))
+    cost = reduction_cost(SLOW, busy, "samepath", num_grains=size)
+    clock = Clock(made_clock(**AFTER))
+    found = clock.modelled(batch_size=batch, workers=workers, mode="stale")
+    told = compute + (busy - 1) * 1e-3
+    assert found == pytest.approx(0.002 + max(cost(1000), told))
+
+
+@given(batches, many_workers)
+def test_asynchronous_updates_come_as_fast_as_the_server(batch: int, workers: int) -> None:
+    clock = Clock(made_clock())
+    server = 2 * (1e-3 + 1e-3) + 0.002  # in, update, out
+    compute, _ = parts(batch, 1, False)
+    found = clock.modelled(batch_size=batch, workers=workers, mode="asynchronous")
+    assert found == pytest.approx(max((compute + server) / workers, server))
+
+
+@given(batches, many_workers, st.sampled_from(["synchronous", "stale", "asynchronous"]))
+def test_measured_is_said_only_of_what_was_measured(
+    batch_size: int, workers: int, mode: Mode
+) -> None:
+    measured = {"64x2": 7.0, f"{batch_size}x1": 5.0}
+    clock = Clock(made_clock(measured_step_seconds=measured))
+    seconds, how = clock.step_seconds(batch_size=batch_size, workers=workers, mode=mode)
+    known = mode == "synchronous" and (workers == 1 or (batch_size, workers) == (64, 2))
+    assert how == ("measured" if known else "modelled")
+    if not known:
+        assert seconds == clock.modelled(batch_size=batch_size, workers=workers, mode=mode)
+    assert clock.step_seconds(batch_size=64, workers=2) == (7.0, "measured")
+
+
+def test_predictions_by_hand() -> None:
+    """Over the link of this machine, whose workers slow each other down."""
+    here = replace(link(1e6, 1e-3), name="here")
+    measured = {"32x1": 40.0, "32x2": 25.0, "64x2": 50.0, "32x4": 20.0, "96x2": 1.0, "64x1": 80.0}
+    facts = made_clock(local=here, crowding={"2": 1.5}, measured_step_seconds=measured)
+    found = predictions(Clock(facts), batch_size=32)
+    assert [(p.strategy, p.workers) for p in found] == [("strong", 2), ("strong", 4), ("weak", 2)]
+    assert [p.measured_efficiency for p in found] == pytest.approx([0.8, 0.5, 0.8])
+    local = Clock(replace(facts, network=here))
+    alone, two, four, weak = (
+        local.modelled(batch_size=batch, workers=k)
+        for batch, k in ((32, 1), (32, 2), (32, 4), (64, 2))
+    )
+    assert alone == pytest.approx(0.082)
+    assert two > 1.5 * (0.04 + 0.002)
+    efficiencies = [p.modelled_efficiency for p in found]
+    assert efficiencies == pytest.approx([alone / (2 * two), alone / (4 * four), alone / weak])
+    unknown = made_clock(measured_step_seconds={"32x2": 25.0})
+    assert predictions(Clock(unknown), batch_size=32) == []

@@ -3,20 +3,10 @@
 In: what was measured with one worker, links, and how gradients come together. Out: seconds.
 Guaranteed: no torch and no engine; nothing here is a measurement, and every result says so.
 
-A step: every worker computes its grains one after another; the workers' gradients are reduced over
-the cluster's links; then every worker updates. The next step begins when the last worker has done
-that. Two callers ask for it with what they know:
-
-- `simulate` (advise and simulate) knows the spread of grain times and when each gradient appears.
-  It draws grain times, reduces buckets as they appear, and returns mean and spread of many trials.
-- `Clock` (a study) knows one time for each grain size. It counts the reduction as if nothing of it
-  were hidden behind computing, so that its times are on the slow side:
-
-      T(k) = serial + grains of the busiest worker x grain time + reduction(k)
-
-Both cut a batch with `grains_of`, take grain times from `interpolated` and cost reductions with
-`links.reduction_cost`. A Clock's grain times are those of one worker alone: that workers of one
-computer share its caches and memory is in `simulate` ("crowding") and not in Clock.
+A step: every worker computes its grains one after another; gradients are reduced over the cluster's
+links as they appear; then every worker updates. The next step begins when the last worker has done
+that. `simulate` draws grain times from the spread that was measured and returns mean and spread of
+many trials; a study's `Clock` asks it for one trial with median grain times.
 """
 
 from __future__ import annotations
@@ -33,7 +23,7 @@ from numpy.typing import NDArray
 from samepath.errors import UserError
 from samepath.keys import UInt64s, key, keys_for
 from samepath.plan import assign
-from samepath.timing.links import Cluster, flat, reduction_cost, tree_seconds
+from samepath.timing.links import HERE, NODE, Cluster, flat, reduction_cost, tree_seconds
 from samepath.timing.measured import ClockFacts, How, MeasuredStep, step_key
 from samepath.timing.policies import Buckets, Exchange, Floats, Policy, run_buckets, run_queue
 
@@ -50,6 +40,7 @@ FORWARD = 1.0 / 3.0
 """Of a grain's time, where nothing was measured: a backward pass does two products for each one of
 the forward pass."""
 TRIALS = 200
+OURS = Buckets()
 MOST_AT_ONCE = 1 << 21
 """Grain times drawn in one go, to bound the memory."""
 
@@ -85,77 +76,7 @@ def interpolated(grain_seconds: Mapping[int, float], sizes: Integers) -> Floats:
     return seconds * np.maximum(sizes / known[-1], 1.0)
 
 
-# ---- asked by a study
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Seconds per step, from what a study measured."""
-
-    facts: ClockFacts
-
-    def step_seconds(
-        self, *, batch_size: int, workers: int, mode: Mode = "synchronous"
-    ) -> tuple[float, How]:
-        """The time of one update, and how it is known: "measured" only where steps were run with
-        that many real workers here.
-
-        `batch_size` is the whole batch of a step; with `asynchronous` it is what each worker
-        computes alone for one update."""
-        measured = self.facts.measured_step_seconds.get(step_key(batch_size, workers))
-        if measured is not None and mode == "synchronous":
-            return measured, "measured"
-        return self.modelled(batch_size=batch_size, workers=workers, mode=mode), "modelled"
-
-    def modelled(self, *, batch_size: int, workers: int, mode: Mode = "synchronous") -> float:
-        """The model's time, also where there is a measured one."""
-        serial = self.facts.serial_seconds
-        if mode == "asynchronous":
-            return self._asynchronous(batch_size, workers)
-        compute = self.compute_seconds(batch_size=batch_size, workers=workers)
-        reduce = self.reduction_seconds(batch_size=batch_size, workers=workers)
-        return serial + (max(compute, reduce) if mode == "stale" else compute + reduce)
-
-    def _asynchronous(self, batch_size: int, workers: int) -> float:
-        """Seconds per update of a parameter server.
-
-        A worker's cycle is: its batch, the gradient there, the update, the weights back. k workers
-        make k updates in one cycle until the server is always busy: it takes one gradient in,
-        updates and sends the weights before it turns to the next."""
-        network = self.facts.network
-        one_way = network.latency_seconds + self.facts.gradient_bytes / network.bytes_per_second
-        server = one_way + self.facts.serial_seconds + one_way
-        cycle = self.compute_seconds(batch_size=batch_size, workers=1) + server
-        return max(cycle / workers, server)
-
-    def grain_size(self, *, batch_size: int, workers: int) -> int:
-        """Examples in a grain at so many workers."""
-        return grain_size_at(
-            batch_size=batch_size,
-            workers=workers,
-            grain_size=self.facts.grain_size,
-            grain_fixed=self.facts.grain_fixed,
-        )
-
-    def compute_seconds(self, *, batch_size: int, workers: int) -> float:
-        """Forward and backward passes of the worker that has most to do."""
-        size = self.grain_size(batch_size=batch_size, workers=workers)
-        sizes, starts = grains_of(batch_size, size, workers)
-        known = {int(size): seconds for size, seconds in self.facts.grain_seconds.items()}
-        return float(np.add.reduceat(interpolated(known, sizes), starts).max())
-
-    def reduction_seconds(self, *, batch_size: int, workers: int) -> float:
-        """Seconds until a batch's gradients are one sum on every worker, over the clock's network.
-
-        It starts when the last grain is done: the engine sends most of it during that grain's
-        backward pass, so this is pessimistic."""
-        num_grains = -(-batch_size // self.grain_size(batch_size=batch_size, workers=workers))
-        busy = min(workers, num_grains)
-        cost = reduction_cost(flat(self.facts.network), busy, "samepath", num_grains=num_grains)
-        return cost(self.facts.gradient_bytes)
-
-
-# ---- asked by advise and simulate
+# ---- a step to be simulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,6 +329,19 @@ def simulate(
     return tuple(_summary(num, *run(num), pace) for num in workers)
 
 
+def step_seconds(
+    workload: Workload,
+    cluster: Cluster,
+    workers: int,
+    *,
+    policy: Policy = OURS,
+    trials: int = TRIALS,
+) -> float:
+    """Mean seconds of a step that so many workers share."""
+    (point,) = simulate(workload, cluster, [workers], policy=policy, trials=trials)
+    return point.step_seconds
+
+
 class _Steps(NamedTuple):
     """One value per trial, in seconds."""
 
@@ -491,3 +425,54 @@ def _exchange(
         agree_seconds=tree_seconds(cluster, workers),
         phase=uniform(phases),
     )
+
+
+# ---- asked by a study
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds per step, from what a study measured."""
+
+    facts: ClockFacts
+
+    def step_seconds(
+        self, *, batch_size: int, workers: int, mode: Mode = "synchronous"
+    ) -> tuple[float, How]:
+        """The time of one update, and how it is known: "measured" only where steps were run with
+        that many real workers here.
+
+        `batch_size` is the whole batch of a step; with `asynchronous` it is what each worker
+        computes alone for one update."""
+        measured = self.facts.measured_step_seconds.get(step_key(batch_size, workers))
+        if measured is not None and mode == "synchronous":
+            return measured, "measured"
+        return self.modelled(batch_size=batch_size, workers=workers, mode=mode), "modelled"
+
+    def modelled(self, *, batch_size: int, workers: int, mode: Mode = "synchronous") -> float:
+        """The model's time, also where there is a measured one."""
+        facts, network = self.facts, self.facts.network
+        if mode == "asynchronous":
+            # A worker's cycle: its batch, the gradient there, the update, the weights back. k
+            # workers make k updates in one cycle until the server is always busy: it takes one
+            # gradient in, updates and sends the weights before it turns to the next.
+            there_and_back = 2.0 * (
+                network.latency_seconds + sum(facts.tensor_bytes) / network.bytes_per_second
+            )
+            cycle = self.modelled(batch_size=batch_size, workers=1) + there_and_back
+            return max(cycle / workers, facts.serial_seconds + there_and_back)
+        workload = Workload(
+            name="",
+            batch_size=batch_size,
+            grain_size=min(facts.grain_size, batch_size),
+            grain_fixed=facts.grain_fixed,
+            grain_seconds={int(size): seconds for size, seconds in facts.grain_seconds.items()},
+            serial_seconds=facts.serial_seconds,
+            tensor_bytes=facts.tensor_bytes,
+            tensor_ready=facts.tensor_ready,
+            buffer_bytes=facts.buffer_bytes,
+            crowding={int(count): factor for count, factor in facts.crowding.items()},
+        )
+        cluster = flat(network, name=NODE if network.name == HERE else "machine")
+        policy = Buckets(stale=mode == "stale")
+        return step_seconds(workload, cluster, workers, policy=policy, trials=1)

@@ -33,6 +33,8 @@ class Buckets:
     algorithm: Algorithm = "samepath"
     overlap: bool = True
     """Buckets leave during the last grain; else after it."""
+    stale: bool = False
+    """Buckets are those of the step before, and leave when a step begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,8 @@ def run_buckets(
     link = _Link(computed)
     for size, last in zip(*bucket_up(num_bytes, policy), strict=True):
         when = ready[:, last] if policy.overlap else computed
+        if policy.stale:
+            when = np.zeros_like(computed)
         link.reduce(when, cost.occupied(size), cost.latency_seconds)
     if policy.algorithm == "samepath":
         if buffer_bytes:
