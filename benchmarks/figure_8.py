@@ -15,8 +15,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from samepath.timing.links import CLUSTERS
-from samepath.timing.model import Simulated, TimeSpread, Workload, assumed_ready, simulate
-from samepath.timing.policies import DDP, Buckets, Policy, Queue
+from samepath.timing.model import (
+    DDP,
+    Buckets,
+    Policy,
+    Queue,
+    Simulated,
+    TimeSpread,
+    Workload,
+    assumed_ready,
+    simulate,
+)
 
 HERE = Path(__file__).parent
 WORKERS = [1, 6, 24, 96, 384, 768, 1152, 1536]

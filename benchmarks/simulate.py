@@ -39,8 +39,7 @@ from samepath.plan import reduction
 from samepath.recipe import find_recipe
 from samepath.timing.links import NODE, flat
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.model import simulate, workload_from
-from samepath.timing.policies import Buckets
+from samepath.timing.model import Buckets, simulate, workload_from
 from samepath.timing.stopwatch import (
     MOST_REDUCTIONS,
     TimingJob,

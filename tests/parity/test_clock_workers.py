@@ -10,7 +10,7 @@ import pytest
 from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
-from samepath.study.collect import predictions
+from samepath.study.race import predictions
 from samepath.timing import stopwatch
 from samepath.timing.links import PRESETS
 from samepath.timing.model import Clock

@@ -14,7 +14,7 @@ from measured_steps import link, made, made_clock
 
 from samepath.errors import UserError
 from samepath.plan import assign
-from samepath.study.collect import predictions
+from samepath.study.race import predictions
 from samepath.timing import model as module
 from samepath.timing.links import (
     CLUSTERS,
@@ -26,28 +26,26 @@ from samepath.timing.links import (
     traffic,
 )
 from samepath.timing.model import (
+    DDP,
+    Buckets,
     Clock,
     Mode,
+    Policy,
+    Queue,
     Scaling,
     Simulated,
     TimeSpread,
     Workload,
     assumed_ready,
+    bucket_up,
     draw,
     interpolated,
     measured_spread,
+    run_buckets,
+    run_queue,
     share_out,
     simulate,
     workload_from,
-)
-from samepath.timing.policies import (
-    DDP,
-    Buckets,
-    Policy,
-    Queue,
-    bucket_up,
-    run_buckets,
-    run_queue,
 )
 
 FREE = flat(link(1e30, 0.0))

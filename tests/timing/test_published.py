@@ -11,8 +11,15 @@ import pytest
 
 from figure_8 import QUEUE, STATIC, on_summit, resnet50
 from samepath.timing.links import CLUSTERS
-from samepath.timing.model import Workload, assumed_ready, simulate
-from samepath.timing.policies import HOROVOD_TODAY, Buckets, Policy, Queue
+from samepath.timing.model import (
+    HOROVOD_TODAY,
+    Buckets,
+    Policy,
+    Queue,
+    Workload,
+    assumed_ready,
+    simulate,
+)
 
 # ---- Cunha et al. 2018, Table I
 

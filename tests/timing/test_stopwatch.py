@@ -18,7 +18,6 @@ from samepath.timing.measured import read_measured, write_measured
 from samepath.timing.stopwatch import (
     Launched,
     Steps,
-    StepShape,
     TimingJob,
     Turn,
     assemble,
@@ -65,25 +64,25 @@ def test_grain_sizes_go_to_the_batch_unless_batch_norm_fixes_them() -> None:
 def test_turns() -> None:
     options = replace(options_of(), batch_size=32, grain_size=8, num_examples=100)
     assert turns_for(options, 2, [4, 8, 32], fixed=False) == (
-        Turn("alone", StepShape(32, 8)),
-        Turn("alone", StepShape(16, 4)),
-        Turn("alone", StepShape(96, 32)),  # there are not 128 examples
-        Turn("ready", StepShape(32, 8)),
-        Turn("beside", StepShape(32, 8)),
-        Turn("together", StepShape(32, 8)),
+        Turn("alone", 32, 8),
+        Turn("alone", 16, 4),
+        Turn("alone", 96, 32),  # there are not 128 examples
+        Turn("ready", 32, 8),
+        Turn("beside", 32, 8),
+        Turn("together", 32, 8),
     )
     one_grain = replace(options, batch_size=8)
     assert turns_for(one_grain, 2, [8], fixed=True) == (
-        Turn("alone", StepShape(8, 8)),
-        Turn("alone", StepShape(32, 8)),  # a grain's time needs another grain before it
-        Turn("ready", StepShape(32, 8)),
-        Turn("beside", StepShape(32, 8)),  # two workers cannot share one grain
+        Turn("alone", 8, 8),
+        Turn("alone", 32, 8),  # a grain's time needs another grain before it
+        Turn("ready", 32, 8),
+        Turn("beside", 32, 8),  # two workers cannot share one grain
     )
-    assert turns_for(one_grain, 2, [8], fixed=False)[-1] == Turn("together", StepShape(8, 4))
+    assert turns_for(one_grain, 2, [8], fixed=False)[-1] == Turn("together", 8, 4)
     more_workers = turns_for(one_grain, 4, [], fixed=True)  # also where grains were timed before
-    assert more_workers[1:] == (Turn("alone", StepShape(32, 8)), Turn("beside", StepShape(32, 8)))
+    assert more_workers[1:] == (Turn("alone", 32, 8), Turn("beside", 32, 8))
     odd = replace(options, batch_size=20)
-    assert Turn("alone", StepShape(32, 8)) in turns_for(odd, 1, [8], fixed=True)
+    assert Turn("alone", 32, 8) in turns_for(odd, 1, [8], fixed=True)
     assert [turn.how for turn in turns_for(options, 1, [8], fixed=True)] == ["alone", "ready"]
 
 
@@ -97,7 +96,7 @@ def job(*turns: Turn, seconds: float) -> TimingJob:
 
 
 def test_rounds_fill_the_seconds() -> None:
-    own, other = Turn("alone", StepShape(256, 32)), Turn("alone", StepShape(64, 16))
+    own, other = Turn("alone", 256, 32), Turn("alone", 64, 16)
     rounds, counts = plan_rounds([0.1, 0.01], job(own, other, seconds=12.0))
     assert rounds == 8
     assert counts == [10, 50]  # a second of the recipe's own size, half a one of the other
@@ -106,7 +105,7 @@ def test_rounds_fill_the_seconds() -> None:
 
 
 def test_what_is_too_slow_says_how_many_seconds_it_needs() -> None:
-    own = Turn("alone", StepShape(256, 32))
+    own = Turn("alone", 256, 32)
     with pytest.raises(UserError) as raised:
         plan_rounds([20.0], job(own, seconds=12.0))
     assert str(raised.value) == (
@@ -117,7 +116,7 @@ def test_what_is_too_slow_says_how_many_seconds_it_needs() -> None:
 
 
 def test_a_study_times_what_is_slow_all_the_same() -> None:
-    own = Turn("together", StepShape(256, 32))
+    own = Turn("together", 256, 32)
     study = replace(job(own, seconds=1.0), asked_seconds=None, least_steps=4)
     assert plan_rounds([20.0], study) == (2, [2])
     assert plan_rounds([0.25], study) == (4, [1])
@@ -149,9 +148,9 @@ def launched(turns: dict[Turn, list[list[Steps]]], tmp_path: Path) -> Launched:
 
 def test_a_step_is_put_together(tmp_path: Path) -> None:
     grain = 32
-    alone, other = Turn("alone", StepShape(256, grain)), Turn("alone", StepShape(64, 16))
-    beside = Turn("beside", StepShape(128, grain))
-    together = Turn("together", StepShape(256, grain))
+    alone, other = Turn("alone", 256, grain), Turn("alone", 64, 16)
+    beside = Turn("beside", 128, grain)
+    together = Turn("together", 256, grain)
 
     def steps(first: float, grains: float, number: int) -> Steps:
         """A step whose grains take so long, and the first and the update `first`."""
@@ -174,7 +173,7 @@ def test_a_step_is_put_together(tmp_path: Path) -> None:
     assert found.update_seconds(grain) == pytest.approx(0.05)
     assert found.crowding(grain) == pytest.approx(1.3)  # in both rounds, though times tripled
     assert found.steps_of(together) == pytest.approx([0.4, 0.46])
-    assert found.steps_of(Turn("together", StepShape(512, grain))) == []
+    assert found.steps_of(Turn("together", 512, grain)) == []
     measured = assemble(options_of(), {2: found})
     assert measured.crowding == {"2": pytest.approx(1.3)}
     assert measured.step_seconds == {"1": pytest.approx(1.65), "2": pytest.approx(0.43)}
@@ -188,7 +187,7 @@ def test_a_step_is_put_together(tmp_path: Path) -> None:
 
 
 def test_steps_of_one_grain_count_as_grains_where_data_is_too_small_for_two(tmp_path: Path) -> None:
-    alone, beside = (Turn(how, StepShape(32, 32)) for how in ("alone", "beside"))
+    alone, beside = (Turn(how, 32, 32) for how in ("alone", "beside"))
     idle, single = [Steps([], [])], [Steps([0.1, 0.1], [[], []])]
     slow = [Steps([0.2, 0.2], [[], []])]
     found = launched({alone: [single, idle], beside: [slow, slow]}, tmp_path)
@@ -197,7 +196,7 @@ def test_steps_of_one_grain_count_as_grains_where_data_is_too_small_for_two(tmp_
 
 
 def test_several_starts_of_the_same_workers_are_one(tmp_path: Path) -> None:
-    alone = Turn("alone", StepShape(64, 32))
+    alone = Turn("alone", 64, 32)
     once = launched({alone: [[Steps([0.2], [[0.1]])], [Steps([], [])]]}, tmp_path)
     both = joined([once, replace(once, busy_cores=0.5)])
     assert both.steps_of(alone) == [0.2, 0.2]

@@ -63,18 +63,12 @@ Circumstance: TypeAlias = Literal["alone", "ready", "beside", "together"]
 there; each computes by itself; all share each batch."""
 
 
-class StepShape(NamedTuple):
-    """A kind of step."""
-
-    batch_size: int
-    grain_size: int
-
-
 class Turn(NamedTuple):
-    """What is timed in one go."""
+    """A kind of step, timed in one go."""
 
     how: Circumstance
-    shape: StepShape
+    batch_size: int
+    grain_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,15 +147,15 @@ class Bench:
     def _trainer(self, recipe: Recipe, turn: Turn) -> Trainer:
         """Trainers of one worker by itself share a model and an optimizer: memory is not free."""
         session = self._session if turn.how == "together" else self._alone
-        shape = turn.shape._asdict()
+        batch, grain = turn.batch_size, turn.grain_size
         for known in self._trainers.values():
             if known.collective is session.collective:
-                settings = replace(known.settings, **shape)
+                settings = replace(known.settings, batch_size=batch, grain_size=grain)
                 what = (known.model, known.optimizer, known.loss, settings, known.schedule)
                 return Trainer(known.collective, *what)
         trainer = make_trainer(
             recipe,
-            replace(self._job.options, **shape, exact=True),
+            replace(self._job.options, batch_size=batch, grain_size=grain, exact=True),
             session,
             follow_speed=False,  # what is timed are even shares
         )
@@ -196,14 +190,14 @@ class Bench:
         if turn.how in ("alone", "ready") and not self._session.is_first:
             return found
         ends: list[float] = []
-        whole = turn.shape.batch_size // turn.shape.grain_size
+        whole = turn.batch_size // turn.grain_size
         with self._looking(turn, trainer, ends):
             while len(found.steps) < count:
                 share = next(shares)
                 ends.clear()
                 began = self._now()
                 trainer.step(share)
-                if len(share.batch.examples) == turn.shape.batch_size:  # an epoch's last is short
+                if len(share.batch.examples) == turn.batch_size:  # an epoch's last is short
                     found.steps.append(self._now() - began)
                     found.grains.append(np.diff(ends[:whole]).tolist())
         return found
@@ -397,7 +391,7 @@ class Launched:
         found = [
             rounds
             for turn, workers in self.turns.items()
-            if turn.how == how and turn.shape.grain_size == grain_size
+            if turn.how == how and turn.grain_size == grain_size
             for rounds in workers
         ]
         several = any(any(steps.grains) for rounds in found for steps in rounds)
@@ -408,7 +402,7 @@ class Launched:
 
     def grain_times(self) -> dict[str, tuple[float, ...]]:
         """Times of grains of the first worker alone, by size."""
-        sizes = sorted({turn.shape.grain_size for turn in self.turns if turn.how == "alone"})
+        sizes = sorted({turn.grain_size for turn in self.turns if turn.how == "alone"})
         times = {
             str(size): tuple(
                 time for rounds in self._grains("alone", size) for each in rounds for time in each
@@ -422,10 +416,10 @@ class Launched:
         beyond = [
             step - statistics.fmean(grains) * (len(grains) + 1)
             for turn, workers in self.turns.items()
-            if turn.how == "alone" and turn.shape.grain_size == grain_size
+            if turn.how == "alone" and turn.grain_size == grain_size
             for steps in workers[0]
             for step, grains in zip(*steps, strict=True)
-            if grains and turn.shape.batch_size % grain_size == 0
+            if grains and turn.batch_size % grain_size == 0
         ]
         return max(statistics.median(beyond), 0.0) if beyond else 0.0
 
@@ -530,11 +524,10 @@ def assemble(options: Options, apart: Mapping[int, Launched]) -> MeasuredStep:
     fixed = normalises_over_grains(model)
     first = apart[min(apart)]
     links = apart.get(2) or run_turns(options, 2, {}, reductions=MOST_REDUCTIONS)
-    own = StepShape(options.batch_size, options.grain_size)
-    steps = {1: first.steps_of(Turn("alone", own))}
-    for workers, launched in apart.items():
-        shape = _shared_shape(options, options.batch_size, workers, fixed=fixed)
-        steps.setdefault(workers, launched.steps_of(Turn("together", shape)))
+    steps = {
+        workers: launched.steps_of(whole_step(options, options.batch_size, workers, fixed=fixed))
+        for workers, launched in {1: first, **apart}.items()
+    }
     return MeasuredStep(
         recipe=options.recipe,
         identity=options.identity,
@@ -586,35 +579,33 @@ def turns_for(
     """What is timed with so many workers; grains of all these sizes with one of them alone."""
     batch, grain, examples = options.batch_size, options.grain_size, options.num_examples
 
-    def some(size: int) -> StepShape:
-        return StepShape(min(GRAINS, max(examples // size, 1)) * size, size)
+    def some(how: Circumstance, size: int) -> Turn:
+        return Turn(how, min(GRAINS, max(examples // size, 1)) * size, size)
 
-    turns = [Turn("alone", StepShape(batch, grain))]
-    turns += [Turn("alone", some(size)) for size in sizes if size != grain]
+    turns = [whole_step(options, batch, 1, fixed=fixed)]
+    turns += [some("alone", size) for size in sizes if size != grain]
     if batch < 2 * grain or batch % grain:  # a grain's time needs a whole one before it
-        turns.append(Turn("alone", some(grain)))
+        turns.append(some("alone", grain))
     if sizes:
-        turns.append(Turn("ready", some(grain)))
+        turns.append(some("ready", grain))
     if workers > 1:
-        turns.append(Turn("beside", some(grain)))
-        shape = _shared_shape(options, batch, workers, fixed=fixed)
-        if workers <= -(-batch // shape.grain_size):
-            turns.append(Turn("together", shape))
+        turns.append(some("beside", grain))
+        together = whole_step(options, batch, workers, fixed=fixed)
+        if workers <= -(-batch // together.grain_size):
+            turns.append(together)
     return tuple(dict.fromkeys(turns))
 
 
-def _shared_shape(options: Options, batch: int, workers: int, *, fixed: bool) -> StepShape:
+def whole_step(options: Options, batch: int, workers: int, *, fixed: bool) -> Turn:
     """The step of a batch that so many workers share."""
     grain = options.grain_size
-    return StepShape(
-        batch,
-        grain_size_at(batch_size=batch, workers=workers, grain_size=grain, grain_fixed=fixed),
-    )
+    size = grain_size_at(batch_size=batch, workers=workers, grain_size=grain, grain_fixed=fixed)
+    return Turn("together" if workers > 1 else "alone", batch, size)
 
 
 def shared_seconds(turns: Sequence[Turn], seconds: float, grain_size: int) -> dict[Turn, float]:
     """Seconds for each turn; the recipe's own grain size matters most."""
-    parts = [2 if turn.shape.grain_size == grain_size else 1 for turn in turns]
+    parts = [2 if turn.grain_size == grain_size else 1 for turn in turns]
     return {turn: part * seconds / sum(parts) for turn, part in zip(turns, parts, strict=True)}
 
 
@@ -679,10 +670,10 @@ def measure_clock(
     wanted = {1: shared_seconds(alone, GRAIN_SECONDS, options.grain_size)}
     fitting: dict[tuple[int, int], Turn] = {}
     for batch, workers in steps:
-        shape = _shared_shape(options, batch, workers, fixed=fixed)
-        room = min(available_workers(), -(-batch // shape.grain_size))
+        turn = whole_step(options, batch, workers, fixed=fixed)
+        room = min(available_workers(), -(-batch // turn.grain_size))
         if workers <= room and batch <= options.num_examples:
-            fitting[batch, workers] = turn = Turn("together" if workers > 1 else "alone", shape)
+            fitting[batch, workers] = turn
             others = turns_for(options, workers, (), fixed=fixed)
             wanted.setdefault(workers, dict.fromkeys(others, STEP_SECONDS))[turn] = STEP_SECONDS
     passes = [

@@ -33,8 +33,7 @@ from samepath.insight.advise.advise import (
     refuse,
     what_is_left,
 )
-from samepath.insight.advise.judge import critical_batch, range_test
-from samepath.insight.advise.runs import ShortRuns, only_training
+from samepath.insight.advise.runs import ShortRuns, critical_batch, only_training, range_test
 from samepath.insight.advise.workers import (
     Question,
     best_grain,

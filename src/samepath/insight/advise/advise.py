@@ -24,14 +24,16 @@ from samepath.insight.advise.advice import (
     ScalingCurve,
     verdict,
 )
-from samepath.insight.advise.judge import (
+from samepath.insight.advise.runs import (
     LEAST_STEPS,
     MOST_STEPS,
+    ShortRuns,
+    ShortRunsTask,
     critical_batch,
     noise_points,
     range_test,
+    short_runs,
 )
-from samepath.insight.advise.runs import ShortRuns, ShortRunsTask, short_runs
 from samepath.insight.advise.workers import Question, curve, most_workers
 from samepath.recipe import find_recipe
 from samepath.timing.links import HERE, check_cluster, find_cluster

@@ -16,8 +16,14 @@ from samepath.engine.run.options import Options
 from samepath.insight.advise.advice import Law, Limit, Row, ScalingCurve
 from samepath.timing.links import HERE, Cluster
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.model import Simulated, Workload, grain_size_at, simulate, workload_from
-from samepath.timing.policies import Buckets
+from samepath.timing.model import (
+    Buckets,
+    Simulated,
+    Workload,
+    grain_size_at,
+    simulate,
+    workload_from,
+)
 
 LEAST_GAIN = 0.2
 """Of the time, that doubling the workers must save to be worth it; 0.5 would be perfect."""
