@@ -63,7 +63,7 @@ def test_a_step_is_taken_apart(tmp_path: Path) -> None:
         tell=told.append,
     )
     assert facts.serial_seconds == pytest.approx(0.015, abs=0.005)
-    assert list(facts.grain_seconds) == ["1", "2", "4"]
+    assert list(facts.grain_seconds) == ["1", "2", "4", "8"]
     for size, seconds in facts.grain_seconds.items():
         assert seconds == pytest.approx(0.005 + 0.003 * int(size), abs=0.004)
     assert facts.gradient_bytes == 4 * 4

@@ -402,14 +402,13 @@ class Launched:
 
     def grain_times(self) -> dict[str, tuple[float, ...]]:
         """Times of grains of the first worker alone, by size."""
+        chain = itertools.chain.from_iterable
         sizes = sorted({turn.grain_size for turn in self.turns if turn.how == "alone"})
-        times = {
-            str(size): tuple(
-                time for rounds in self._grains("alone", size) for each in rounds for time in each
-            )
+        return {
+            str(size): times
             for size in sizes
+            if (times := tuple(chain(chain(self._grains("alone", size)))))
         }
-        return {size: found for size, found in times.items() if found}
 
     def update_seconds(self, grain_size: int) -> float:
         """What steps of this grain size took beyond as many grains of the mean length."""
@@ -460,9 +459,16 @@ class Launched:
         }
 
 
-def run_turns(options: Options, workers: int, turns: Mapping[Turn, float], **job: Any) -> Launched:
+def run_turns(
+    options: Options,
+    workers: int,
+    turns: Mapping[Turn, float],
+    tell: Tell = lambda _: None,
+    **job: Any,
+) -> Launched:
     """Time turns, each for so many seconds, on workers of this machine; further words are those of
     `TimingJob`."""
+    tell(f"timing {options.recipe} on {workers} {'worker' if workers == 1 else 'workers'}")
     with owned_folder("stopwatch-") as folder:
         told = TimingJob(options=options, turns=dict(turns), folder=Path(folder), **job)
         launch(time_on_worker, (told,), workers)
@@ -471,9 +477,7 @@ def run_turns(options: Options, workers: int, turns: Mapping[Turn, float], **job
 
 def read_turns(folder: Path, turns: Iterable[Turn], workers: int) -> Launched:
     """What so many workers left in a folder."""
-    found = [
-        json.loads((folder / f"worker-{worker}.json").read_text()) for worker in range(workers)
-    ]
+    found = [json.loads((folder / f"worker-{n}.json").read_text()) for n in range(workers)]
     first = found[0]
     return Launched(
         turns={
@@ -503,7 +507,7 @@ def measure_step(options: Options, *, seconds: float = 30.0, tell: Tell) -> Meas
     for workers in counts:
         alone = sizes_to_time(options, fixed=fixed) if workers == counts[0] else ()
         turns = turns_for(options, workers, alone, fixed=fixed)
-        apart[workers] = _run_and_tell(
+        apart[workers] = run_turns(
             options,
             workers,
             shared_seconds(turns, 0.6 * seconds / len(counts), options.grain_size),
@@ -567,10 +571,11 @@ def side_by_side_counts(cores: int) -> list[int]:
 
 def sizes_to_time(options: Options, *, fixed: bool) -> list[int]:
     """Grain sizes: powers of two up to the recipe's, that one, and its doubles up to the batch."""
-    sizes = grain_sizes(options.grain_size, fixed=fixed)
+    sizes = [options.grain_size]
     while not fixed and 2 * sizes[-1] <= options.batch_size:
         sizes.append(2 * sizes[-1])
-    return sizes
+    smaller = [] if fixed else [1 << power for power in range((sizes[0] - 1).bit_length())]
+    return smaller + sizes
 
 
 def turns_for(
@@ -637,13 +642,6 @@ def crowded_words(busy_cores: float, needed_cores: int) -> list[str]:
     ]
 
 
-def _run_and_tell(
-    options: Options, workers: int, turns: Mapping[Turn, float], tell: Tell, **job: Any
-) -> Launched:
-    tell(f"timing {options.recipe} on {workers} {'worker' if workers == 1 else 'workers'}")
-    return run_turns(options, workers, turns, **job)
-
-
 # ---- for a study
 
 PASSES = 2
@@ -666,7 +664,7 @@ def measure_clock(
     Steps that do not fit here (more workers than there are cores or GPUs, or grains; a batch larger
     than the data) are left to the model."""
     fixed = normalises_over_grains(recipe_of(options).recipe.model())
-    alone = turns_for(options, 1, grain_sizes(options.grain_size, fixed=fixed), fixed=fixed)
+    alone = turns_for(options, 1, sizes_to_time(options, fixed=fixed), fixed=fixed)
     wanted = {1: shared_seconds(alone, GRAIN_SECONDS, options.grain_size)}
     fitting: dict[tuple[int, int], Turn] = {}
     for batch, workers in steps:
@@ -678,7 +676,7 @@ def measure_clock(
             wanted.setdefault(workers, dict.fromkeys(others, STEP_SECONDS))[turn] = STEP_SECONDS
     passes = [
         {
-            workers: _run_and_tell(
+            workers: run_turns(
                 options,
                 workers,
                 {turn: seconds / PASSES for turn, seconds in wanted[workers].items()},
@@ -737,12 +735,6 @@ def joined(passes: Sequence[Launched]) -> Launched:
 def normalises_over_grains(model: nn.Module) -> bool:
     """True for models with batch norm, whose statistics are those of a grain."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-
-
-def grain_sizes(grain_size: int, *, fixed: bool) -> list[int]:
-    """Sizes to time: powers of two below the recipe's, and that one."""
-    smaller = [] if fixed else [1 << power for power in range((grain_size - 1).bit_length())]
-    return [*smaller, grain_size]
 
 
 def machine() -> str:
