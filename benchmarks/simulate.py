@@ -78,7 +78,7 @@ def timed(recipe: str, link: str, seconds: float) -> MeasuredStep:
     """Parts and whole steps over a link, taking turns in one start of two workers."""
     options = options_of(recipe)
     turns = everything(options, seconds)
-    how = {"asked_seconds": seconds, "reductions": MOST_REDUCTIONS}
+    how: dict[str, Any] = {"asked_seconds": seconds, "reductions": MOST_REDUCTIONS}
     if link == GIGABIT:
         with tempfile.TemporaryDirectory() as folder, namespaces.machines(2, rate=RATE) as names:
             request = {"recipe": recipe, "folder": folder, **how}

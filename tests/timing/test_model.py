@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_steps import link, made, made_clock
 
+from figure_8 import assumed_ready
 from samepath.errors import UserError
 from samepath.plan import assign
 from samepath.study.race import predictions
@@ -36,7 +37,6 @@ from samepath.timing.model import (
     Simulated,
     TimeSpread,
     Workload,
-    assumed_ready,
     bucket_up,
     draw,
     interpolated,
@@ -516,8 +516,6 @@ def test_bad_input() -> None:
         simulate(load(), FREE, [0, 2], policy=DDP)
     with pytest.raises(UserError, match="at least one"):
         simulate(load(), FREE, [2], policy=DDP, trials=0)
-    with pytest.raises(UserError, match="the cycle is above 0"):
-        Queue(cycle_seconds=0.0)
     with pytest.raises(UserError, match="at least 2"):
         measured_spread({4: [1.0]})
 

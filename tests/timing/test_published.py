@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from figure_8 import QUEUE, STATIC, on_summit, resnet50
+from figure_8 import HOROVOD_TODAY, QUEUE, STATIC, assumed_ready, on_summit, resnet50
 from samepath.timing.links import CLUSTERS
 from samepath.timing.model import (
-    HOROVOD_TODAY,
     Buckets,
     Policy,
     Queue,
     Workload,
-    assumed_ready,
     simulate,
 )
 

@@ -7,7 +7,6 @@ study is stopped its runs save first; when it is killed they end with it.
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -30,6 +29,7 @@ from samepath.console import Watcher
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Asked, Options, made_of_options
 from samepath.engine.run.request import available_workers
+from samepath.engine.state.metrics_log import newest_values, number
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.worker import stop_signals
@@ -43,7 +43,6 @@ LOOK_SECONDS = 0.5
 SHARING_SECONDS = 20.0
 """A shorter run is over sooner with one worker than several have started."""
 STOP_SECONDS = 30.0
-_TAIL_BYTES = 8192
 ALL = "all runs"
 WORDS = {
     "target": "reached the target",
@@ -279,24 +278,13 @@ def request_for(run: PlannedRun, opened: Opened, request: StudyRequest, workers:
 
 def _progress(study: Path, run: PlannedRun) -> tuple[int, float | None]:
     """Epochs done and the last validation loss, from the end of the run's metrics."""
-    file = study / run.folder / "metrics.jsonl"
     try:
-        with file.open("rb") as lines:
-            lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-            tail = lines.read().decode(errors="replace").splitlines()
+        with (study / run.folder / "metrics.jsonl").open("rb") as file:
+            newest = newest_values(file)
     except OSError:
         return 0, None  # it has not written any yet
-    epochs = 0
-    for line in reversed(tail):
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            continue  # half a line: the first of the tail, or one being written
-        loss = fields.get("valid_loss")
-        epochs = max(epochs, int(fields["epoch"]) + ("epoch_train_loss" in fields))
-        if loss is not None:
-            return epochs, float(loss)
-    return epochs, None
+    loss = newest.get("valid_loss")
+    return newest.get("epochs_done", 0), None if loss is None else number(loss)
 
 
 # ---- what a finished run left

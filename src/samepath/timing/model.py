@@ -45,9 +45,6 @@ that applies each worker's gradient as it comes."""
 
 LEAST_GRAINS = 50
 """With fewer timed grains the slow tail of their spread is not seen."""
-FORWARD = 1.0 / 3.0
-"""Of a grain's time, where nothing was measured: a backward pass does two products for each one of
-the forward pass."""
 TRIALS = 200
 MOST_AT_ONCE = 1 << 21
 """Grain times drawn in one go, to bound the memory."""
@@ -195,11 +192,6 @@ def workload_from(
     )
 
 
-def assumed_ready(num_tensors: int, forward: float = FORWARD) -> tuple[float, ...]:
-    """Ready times where none were measured: evenly over the backward pass."""
-    return tuple(forward + (1.0 - forward) * (i + 1) / num_tensors for i in range(num_tensors))
-
-
 def measured_spread(grain_times: Mapping[int, Sequence[float]]) -> TimeSpread:
     """Factors from the times of grains, by size: each against the median of its size."""
     factors = [
@@ -319,17 +311,8 @@ class Queue:
     """The queue's thread reduces by itself (MPI or gloo on CPUs), so no cycle begins meanwhile;
     False: it only starts reductions (NCCL)."""
 
-    def __post_init__(self) -> None:
-        if self.cycle_seconds <= 0.0 or self.fusion_bytes < 0 or self.message_seconds < 0.0:
-            raise UserError(
-                f"a cycle of {self.cycle_seconds:g} s, a buffer of {self.fusion_bytes} bytes and "
-                f"{self.message_seconds:g} s a message: the cycle is above 0, nothing below"
-            )
-
 
 Policy: TypeAlias = Buckets | Queue
-HOROVOD_TODAY = Queue(cycle_seconds=1e-3, fusion_bytes=128 * MIB, message_seconds=0.0)
-"""0.21 and later, with its cache."""
 OURS = Buckets()
 DDP = Buckets(bucket_bytes=25 * MIB, first_bucket_bytes=MIB, algorithm="ring")
 """torch's DistributedDataParallel with its defaults."""
