@@ -41,7 +41,6 @@ from samepath.timing.model import (
     draw,
     interpolated,
     measured_spread,
-    run_buckets,
     run_queue,
     share_out,
     simulate,
@@ -118,28 +117,21 @@ def test_one_bucket_after_computing(workers: int) -> None:
     assert found.speedup == pytest.approx((0.96 + 0.5) / (compute + ring + 0.5))
 
 
-def test_buckets_that_fit_behind_computing_leave_only_the_last() -> None:
-    """Ready at 0.25 and 1 of a grain of 0.04 s; each takes 0.01 s at two workers."""
-    workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
-    machine = flat(link(1e6, 0.0))
-    found = at(2, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
-    assert found.step_seconds == pytest.approx(12 * 0.04 + 0.01 + 0.5)
-    assert found.hidden == pytest.approx(0.5)
-
-
-def test_buckets_that_do_not_fit_follow_one_another() -> None:
-    workload = load(num_bytes=(50_000, 10_000), ready=(0.25, 1.0))
-    machine = flat(link(1e6, 0.0))
-    found = at(2, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
-    assert found.step_seconds == pytest.approx(11.25 * 0.04 + 0.06 + 0.5)
-    assert found.hidden == pytest.approx(0.03 / 0.06)
-
-
-def test_without_overlap_all_buckets_come_after_computing() -> None:
-    workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
-    policy = Buckets(bucket_bytes=0, algorithm="ring", overlap=False)
+@pytest.mark.parametrize(
+    ("first_bytes", "overlap", "seconds", "hidden"),
+    [
+        (10_000, True, 12 * 0.04 + 0.01, 0.5),  # the first fits behind computing
+        (50_000, True, 11.25 * 0.04 + 0.06, 0.5),  # it does not, and the second follows it
+        (10_000, False, 12 * 0.04 + 0.02, 0.0),
+    ],
+)
+def test_two_buckets(first_bytes: int, overlap: bool, seconds: float, hidden: float) -> None:
+    """Ready at 0.25 and 1 of a grain of 0.04 s; 10,000 bytes take 0.01 s at two workers."""
+    workload = load(num_bytes=(first_bytes, 10_000), ready=(0.25, 1.0))
+    policy = Buckets(bucket_bytes=0, algorithm="ring", overlap=overlap)
     found = at(2, workload, flat(link(1e6, 0.0)), policy)
-    assert found.step_seconds == pytest.approx(12 * 0.04 + 0.02 + 0.5)
+    assert found.step_seconds == pytest.approx(seconds + 0.5)
+    assert found.hidden == pytest.approx(hidden)
 
 
 def test_a_bucket_waits_for_the_worker_that_has_it_last() -> None:
@@ -198,23 +190,12 @@ def test_a_reduction_hides_only_what_its_cores_leave(taken: float) -> None:
     assert found.hidden == pytest.approx(0.5 * (1.0 - taken))
 
 
-def test_neighbours_slow_grains_and_updates_down() -> None:
-    workload = replace(load(), crowding={2: 1.5})
-    node = flat(link(1e30, 0.0), name="node")
-    assert at(2, workload, node, Buckets()).step_seconds == pytest.approx(1.5 * (12 * 0.04 + 0.5))
-    assert at(2, workload, FREE, Buckets()).step_seconds == pytest.approx(12 * 0.04 + 0.5)
-
-
-def test_grains_beyond_the_largest_measured_take_as_long_for_each_example() -> None:
+def test_sizes_of_grains() -> None:
+    """Beyond the largest measured they take as long for each example; a short last one is short;
+    weak scaling does not cut them finer."""
     found = interpolated(load(grain=4).grain_seconds, np.array([2, 4, 12]))
     assert found == pytest.approx([0.02, 0.04, 0.12])
-
-
-def test_a_short_last_grain_is_short() -> None:
     assert at(1, load(batch=10), FREE, DDP).step_seconds == pytest.approx(0.1 + 0.5)
-
-
-def test_weak_scaling_does_not_cut_grains_finer() -> None:
     assert len(share_out(load(batch=8), 100, "weak").seconds) == 200
     assert len(share_out(load(batch=8), 100, "strong").seconds) == 8
 
@@ -262,14 +243,14 @@ def test_a_slow_worker_is_slow_in_all_its_grains() -> None:
     assert many["grain"].step_seconds == pytest.approx(4.0 * (1 + 0.02 + 0.02 * 2.07), rel=0.01)
 
 
-def test_workers_of_one_node_slow_each_other() -> None:
+def test_workers_of_one_node_slow_each_others_grains_and_updates() -> None:
     """Two in a node take 1.2 times as long, four twice: three 1.6 times. Not so across nodes."""
-    workload = replace(load(batch=12, fixed=True, serial=0.0), crowding={2: 1.2, 4: 2.0})
+    workload = replace(load(batch=12, fixed=True), crowding={2: 1.2, 4: 2.0})
     in_one = flat(link(1e30, 0.0), name="node")
-    assert at(1, workload, in_one, DDP).step_seconds == pytest.approx(3 * 0.04)
-    assert at(2, workload, in_one, DDP).step_seconds == pytest.approx(2 * 0.04 * 1.2)
-    assert at(3, workload, in_one, DDP).step_seconds == pytest.approx(0.04 * 1.6)
-    assert at(3, workload, FREE, DDP).step_seconds == pytest.approx(0.04)
+    for workers, grains, factor in ((1, 3, 1.0), (2, 2, 1.2), (3, 1, 1.6)):
+        found = at(workers, workload, in_one, DDP).step_seconds
+        assert found == pytest.approx(factor * (grains * 0.04 + 0.5))
+    assert at(3, workload, FREE, DDP).step_seconds == pytest.approx(0.04 + 0.5)
     assert CLUSTERS["summit"].side_by_side(4) == 1  # its GPUs are not these cores
 
 
@@ -371,36 +352,6 @@ def test_a_queue_without_delay_is_static() -> None:
     queue = at(5, workload, machine, Queue(cycle_seconds=1e-7, fusion_bytes=0, message_seconds=0.0))
     assert queue.step_seconds == pytest.approx(static.step_seconds, rel=1e-5)
     assert queue.hidden == pytest.approx(static.hidden, rel=1e-3)
-
-
-times = st.floats(0.0, 1.0)
-
-
-@settings(deadline=None)
-@given(
-    ready=st.lists(times, min_size=1, max_size=10).map(sorted),
-    cycle=st.floats(1e-3, 0.3),
-    fusion=st.integers(0, 100),
-    message=st.floats(0.0, 0.01),
-    phase=st.floats(0.0, 0.99),
-)
-def test_without_latency_no_queue_is_ahead_of_static_buckets(
-    ready: list[float], cycle: float, fusion: int, message: float, phase: float
-) -> None:
-    num_bytes = [10 + i for i in range(len(ready))]
-    cost, row = Cost(0.0, 0.005), np.array([ready])
-    static = run_buckets(row, row[:, -1], num_bytes, cost, Buckets(bucket_bytes=0))
-    queue = run_queue(
-        row,
-        row[:, -1],
-        num_bytes,
-        cost,
-        Queue(cycle_seconds=cycle, fusion_bytes=fusion, message_seconds=message),
-        workers=10,
-        agree_seconds=0.0,
-        phase=np.array([phase]),
-    )
-    assert queue.finished[0] >= static.finished[0] - 1e-12
 
 
 # ---- what must not change, or only one way
