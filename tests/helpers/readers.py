@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from curation_folders import make_curation_folder
-from measured_steps import LINK, made
+from measured_steps import made, made_clock
 from torch import nn
 from ui_folders import make_finding, make_run
 
@@ -233,21 +233,6 @@ def read_clock_file(folder: Path) -> None:
         raise ValueError(str(error)) from None
 
 
-CLOCK = ClockFacts(
-    network=LINK,
-    local=LINK,
-    gradient_bytes=100,
-    serial_seconds=0.1,
-    grain_seconds={"4": 0.1},
-    measured_step_seconds={"64x2": 0.2},
-    threads=1,
-    machine="x",
-    grain_size=4,
-    grain_fixed=False,
-    busy_cores=0.0,
-)
-
-
 def a_checkpoint(folder: Path) -> None:
     tensors = {"w": torch.ones(2, 3), "n": torch.tensor(3), "h": torch.ones(2).bfloat16()}
     structure = {"step": 7, "model": {"w": {"tensor": "w"}}, "numbers": [0.1, None]}
@@ -383,7 +368,7 @@ READERS = {
     ),
     "clock": Reader(
         file="clock.json",
-        make=lambda f: (f / "clock.json").write_text(json.dumps(asdict(CLOCK))),
+        make=lambda f: (f / "clock.json").write_text(json.dumps(asdict(made_clock()))),
         read=read_clock_file,
         raises=ValueError,
     ),

@@ -37,8 +37,7 @@ from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, 
 from samepath.owners import owned_folder
 from samepath.recipe import find_recipe
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.stopwatch import NOISE_CORES, measure_step
-from samepath.timing.stopwatch_worker import BusyCores
+from samepath.timing.stopwatch import NOISE_CORES, BusyCores, measure_step
 
 STEPS = 10
 MEASURE_SECONDS = 30.0
