@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch import nn
 
-from samepath.data import GrainRequest, Source, as_source
+from samepath.data import as_source
 from samepath.data.content import examples_identity
-from samepath.data.keep_list import (
-    KeepList,
-    read_keep_list,
-    write_keep_list,
-)
-from samepath.data.sources import labels_of, only_rows
+from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
+from samepath.data.sources import labels_of
 from samepath.engine.run.options import Asked, Options, recipe_of, resolve
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
@@ -175,18 +169,19 @@ def test_the_recipe_is_cut(file: Path) -> None:
     assert everything.keep is everything.keep_identity is None
 
 
-def test_facts_are_cut_with_their_examples(tmp_path: Path) -> None:
-    recipe = tmp_path / "facts.py"
-    recipe.write_text(
-        Path(TINY).read_text()
-        + "\nimport numpy as np, dataclasses\nplain = recipe\n"
-        + "def recipe():\n"
-        + "    made = plain()\n"
-        + "    return dataclasses.replace(made, train_facts={'number': np.arange(44)})\n"
+def tiny_with(tmp_path: Path, changes: str) -> str:
+    """The tiny recipe with other fields."""
+    path = tmp_path / "changed.py"
+    path.write_text(
+        f"{Path(TINY).read_text()}\nimport dataclasses, numpy as np\nplain = recipe\n"
+        f"recipe = lambda: dataclasses.replace(plain(), {changes})\n"
     )
-    path = tmp_path / "keep.csv"
-    write_keep_list(path, keep_list())
-    cut = find_recipe(str(recipe), keep=str(path)).recipe
+    return str(path)
+
+
+def test_facts_are_cut_with_their_examples(file: Path, tmp_path: Path) -> None:
+    recipe = tiny_with(tmp_path, "train_facts={'number': np.arange(44)}")
+    cut = find_recipe(recipe, keep=str(file)).recipe
     assert cut.train_facts["number"].tolist() == keep_list().rows.tolist()
 
 
@@ -224,19 +219,12 @@ def test_other_labels(tmp_path: Path) -> None:
     assert f"example 7 has the label {labels[7]}, but" in said_of(path)
 
 
-def test_labels_where_there_are_none(tmp_path: Path) -> None:
-    recipe = tmp_path / "unlabelled.py"
-    recipe.write_text(
-        Path(TINY).read_text()
-        + "\nimport dataclasses\nplain = recipe\n"
-        + "recipe = lambda: dataclasses.replace(plain(), train=torch.zeros(44, 8))\n"
-    )
-    path = tmp_path / "keep.csv"
-    write_keep_list(path, keep_list())
+def test_labels_where_there_are_none(file: Path, tmp_path: Path) -> None:
+    recipe = tiny_with(tmp_path, "train=torch.zeros(44, 8)")
     with pytest.raises(UserError, match=r"has labels, but the examples of .* none"):
-        find_recipe(str(recipe), keep=str(path))
-    write_keep_list(path, keep_list(labels=None), overwrite=True)
-    assert len(find_recipe(str(recipe), keep=str(path)).recipe.train) == 32  # type: ignore[arg-type]
+        find_recipe(recipe, keep=str(file))
+    write_keep_list(file, keep_list(labels=None), overwrite=True)
+    assert len(find_recipe(recipe, keep=str(file)).recipe.train) == 32  # type: ignore[arg-type]
 
 
 def test_nothing_kept(tmp_path: Path) -> None:
@@ -266,97 +254,18 @@ def test_unreadable_file_beside_it(content: str, file: Path) -> None:
         find_recipe(TINY, keep=str(file))
 
 
-# ---- every kind of data
+# ---- the identity of examples (of every kind of data: in test_sources.py)
 
 INPUTS = torch.arange(40, dtype=torch.float32).view(20, 2)
 LABELS = torch.arange(20) % 3
-
-
-class Items(Dataset[tuple[Tensor, int]]):
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return INPUTS[index], int(LABELS[index])
-
-
-class Own:
-    """A source of one's own."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
-        for request in requests:
-            yield INPUTS[request.examples], LABELS[request.examples]
-
-
-KINDS: dict[str, Any] = {
-    "tensors": (INPUTS, LABELS),
-    "list": [INPUTS, LABELS],
-    "TensorDataset": TensorDataset(INPUTS, LABELS),
-    "Dataset": Items(),
-    "source": Own(),
-}
-
-
-def loaded(data: Any) -> tuple[Tensor, Tensor]:
-    source = as_source(data, seed=0)
-    (batch,) = source.load([GrainRequest(0, np.arange(len(source)))])
-    return batch[0], batch[1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_kind_of_data_is_cut(kind: str) -> None:
-    rows = np.array([0, 3, 19])
-    inputs, labels = loaded(only_rows(KINDS[kind], rows))
-    assert torch.equal(inputs, INPUTS[rows])
-    assert torch.equal(labels, LABELS[rows])
-    again = loaded(only_rows(only_rows(KINDS[kind], rows), np.array([2])))[0]
-    assert torch.equal(again, INPUTS[19:])
-
-
-def test_one_tensor_stays_one_tensor() -> None:
-    cut = only_rows(INPUTS, np.array([1]))
-    assert isinstance(cut, Tensor)
-    assert torch.equal(cut, INPUTS[1:2])
-    assert isinstance(only_rows(Own(), np.array([1])), Source)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_labels_and_identity_of_any_kind(kind: str) -> None:
-    labels = labels_of(KINDS[kind], {})
-    assert labels is not None
-    assert labels.tolist() == LABELS.tolist()
-    some = labels_of(KINDS[kind], {}, rows=np.array([4, 2]))
-    assert some is not None
-    assert some.tolist() == LABELS[[4, 2]].tolist()
-    if kind not in ("Dataset", "source"):  # a Dataset's batches are lists, not tuples
-        assert examples_identity(KINDS[kind]) == examples_identity((INPUTS, LABELS))
-
-
-def test_no_labels() -> None:
-    assert labels_of(INPUTS, {}) is None
-    assert labels_of((INPUTS, INPUTS[:, 0]), {}) is None, "targets that are no classes"
-    assert labels_of((INPUTS, LABELS, LABELS), {}) is None
-    assert labels_of(INPUTS, {"label": np.array(["a"] * 20)}) is None
-    found = labels_of(INPUTS, {"label": LABELS.numpy().astype(np.int16)})
-    assert found is not None
-    assert found.tolist() == LABELS.tolist()
 
 
 def test_identity_sees_every_change() -> None:
     changed = INPUTS.clone()
     changed[19, 1] += 1
     others: list[Any] = [
-        INPUTS,
-        changed,
-        INPUTS.flip(0),
-        INPUTS.double(),
-        INPUTS[:19],
-        INPUTS.view(20, 2, 1),
-        (INPUTS, LABELS),
-        INPUTS.bfloat16(),
+        *(INPUTS, changed, INPUTS.flip(0), INPUTS.double(), INPUTS[:19], INPUTS.view(20, 2, 1)),
+        *((INPUTS, LABELS), INPUTS.bfloat16()),
     ]
     assert len({examples_identity(data) for data in others}) == len(others)
 
@@ -411,22 +320,16 @@ def run(file: Path, tmp_path: Path) -> Request:
     return replace(request, resume=True, keep=None, asked=Asked(steps=6))
 
 
-def test_resume_finds_the_keep_list(run: Request) -> None:
-    result, _ = train(run)
-    assert result.steps == 6
-    assert run.out is not None
-    reopened = reopen(run.out)
-    assert len(as_source(reopened.recipe.train, seed=0)) == 32
-
-
-def test_resume_takes_a_keep_list_that_moved(run: Request, file: Path) -> None:
-    moved = file.with_name("elsewhere.csv")
-    file.rename(moved)
+def test_resume_finds_the_keep_list_also_where_it_moved(run: Request, file: Path) -> None:
+    moved = file.rename(file.with_name("elsewhere.csv"))
     with pytest.raises(UserError, match=r"keep\.csv: no such keep-list"):
         train(run)
-    result, folder = train(replace(run, keep=str(moved)))
-    assert result.steps == 6
+    result, folder = train(replace(run, keep=str(moved), asked=Asked(steps=4)))
+    assert result.steps == 4
     assert json.loads((folder / "run.json").read_text())["config"]["keep"] == str(moved)
+    result, _ = train(run)
+    assert result.steps == 6
+    assert len(as_source(reopen(folder).recipe.train, seed=0)) == 32
 
 
 def test_resume_refuses_another_keep_list(run: Request, file: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from samepath.cli import main
-from samepath.data.formats.images import read_nifti
+from samepath.data.formats.images import read_image
 from samepath.data.formats.volumes import load_volumes
 from samepath.engine.run.options import Asked
 from samepath.engine.state.reopen import reopen
@@ -253,6 +253,8 @@ def test_one_file_with_seeds_and_provenance(run: Path, tmp_path: Path) -> None:
     assert len(result.table) > 8
     again = load_volumes(result.out)  # fit to be trained on
     assert again.cubes.shape == (40, 8, 8, 8)
+    assert again.facts.keys() == {"category", "key", "side_mm", "mass"}  # one value per nodule
+    assert again.facts["key"].tolist() == result.generated.keys.tolist()
 
 
 def test_a_folder_of_nifti_files(run: Path, tmp_path: Path) -> None:
@@ -264,9 +266,9 @@ def test_a_folder_of_nifti_files(run: Path, tmp_path: Path) -> None:
     with (result.out / "facts.csv").open() as file:
         facts = list(csv.DictReader(file))
     assert [row["file"] for row in facts] == [f"nodule-{i}.nii.gz" for i in range(3)]
-    volume, spacing = read_nifti(result.out / "nodule-0.nii.gz")
-    assert volume.shape == (12, 12, 12)
-    assert spacing == pytest.approx([float(facts[0]["side_mm"]) / 12] * 3)
+    image = read_image(result.out / "nodule-0.nii.gz")
+    assert image.GetSize() == (12, 12, 12)
+    assert image.GetSpacing() == pytest.approx([float(facts[0]["side_mm"]) / 12] * 3)
     assert json.loads((result.out / "provenance.json").read_text())["epoch"] == 1
     assert load_volumes(result.out).cubes.shape == (3, 12, 12, 12)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data.formats.lidc import NUM_VALIDATION, load_lidc_shapes, split_by_patient
-from samepath.data.split import Rows, split_by_group
+from samepath.data.formats.listing import Rows, split_by_group
 from samepath.recipe import Recipe
 from samepath.recipes.nodules.deepdensity import DeepDensity, mean_squared_log_error
 
