@@ -202,21 +202,19 @@ def said_of(path: Path) -> str:
     return text
 
 
-def test_other_number_of_examples(tmp_path: Path) -> None:
+def test_a_keep_list_of_other_examples(tmp_path: Path) -> None:
     path = tmp_path / "keep.csv"
     path.write_text(HEADER + ROW)
     text = said_of(path)
     assert "is of 1 examples" in text
     assert "has 44" in text
     assert f"give a keep-list made of {TINY!r}" in text
-
-
-def test_other_labels(tmp_path: Path) -> None:
-    path = tmp_path / "keep.csv"
     labels = tiny_labels()
     labels[7] += 1
-    write_keep_list(path, keep_list(labels=labels))
+    write_keep_list(path, keep_list(labels=labels), overwrite=True)
     assert f"example 7 has the label {labels[7]}, but" in said_of(path)
+    write_keep_list(path, keep_list(kept=np.zeros(NUM_EXAMPLES, bool)), overwrite=True)
+    assert "keeps none of 44 examples" in said_of(path)
 
 
 def test_labels_where_there_are_none(file: Path, tmp_path: Path) -> None:
@@ -225,12 +223,6 @@ def test_labels_where_there_are_none(file: Path, tmp_path: Path) -> None:
         find_recipe(recipe, keep=str(file))
     write_keep_list(file, keep_list(labels=None), overwrite=True)
     assert len(find_recipe(recipe, keep=str(file)).recipe.train) == 32  # type: ignore[arg-type]
-
-
-def test_nothing_kept(tmp_path: Path) -> None:
-    path = tmp_path / "keep.csv"
-    write_keep_list(path, keep_list(kept=np.zeros(NUM_EXAMPLES, bool)))
-    assert "keeps none of 44 examples" in said_of(path)
 
 
 def about(path: Path, **content: Any) -> None:
