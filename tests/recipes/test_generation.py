@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def generator(run: Path) -> Generator:
 # ---- weights along the way
 
 
-def trained(run: Path, out: Path, num_workers: int = 1, resume: bool = False, **asked: int) -> Path:
+def trained(run: Path, out: Path, num_workers: int = 1, resume: bool = False, **asked: Any) -> Path:
     """The recipe of a run, trained again."""
     recipe = str(run.parent / "blobs.py")
     request = Request(
