@@ -8,11 +8,11 @@ files inside the folder and nothing else.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import http.client
 import os
-import ssl
 import tarfile
 import time
 import urllib.error
@@ -41,6 +41,8 @@ _NO_ARCHIVE = (
 )  # fmt: skip
 _PASSING = {408, 429, 500, 502, 503, 504}
 """Answers of a server that may be better in a while."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of the disk that is written to, not of the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,9 @@ def _receive(archive: Archive, file: IO[bytes], progress: Progress) -> str:
         ) from error
     except urllib.error.URLError as error:
         return f"no connection ({error.reason})"
-    except (ConnectionError, TimeoutError, ssl.SSLError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise
         return f"the connection was cut ({error or type(error).__name__})"
     return f"the connection ended after {size_of(file):,} of {archive.num_bytes:,} bytes"
 

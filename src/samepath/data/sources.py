@@ -93,11 +93,6 @@ class TensorSource:
         self._mapped = [as_tensor(part) for part in parts if is_mapped(part)]
         self._loaders = loaders if self._mapped else BY_ITSELF
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether no part of the data lies in a file."""
-        return not self._mapped
-
     def __len__(self) -> int:
         return len(self._tensors[0])
 
@@ -311,7 +306,7 @@ def requests_for(rows: Rows) -> Iterator[GrainRequest]:
 def in_memory(data: Data, collate: Collate | None = None) -> bool:
     """Whether looking at every example costs next to nothing."""
     columns = columns_of(data, collate)
-    return columns is not None and TensorSource(columns).in_memory
+    return columns is not None and not any(map(is_mapped, in_parts(columns)[1]))
 
 
 def only_rows(data: Data, rows: Rows, collate: Collate | None = None) -> Data:

@@ -295,7 +295,7 @@ class GenerateResult:
 
     out: Path
     files: list[Path]
-    """The figures and `judgement.json`."""
+    """`provenance.json` and the figures."""
     generated: Generated
     judgement: Judgement | None
     why_not_judged: str | None
