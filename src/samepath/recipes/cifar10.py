@@ -77,11 +77,14 @@ def _recipe(
     epochs: int = 50,
     milestones: Sequence[int] = (25, 40),
 ) -> Recipe:
-    read = load_cifar10(data or find_cifar10())
+    train, test = (
+        (torch.from_numpy(images), torch.from_numpy(labels))
+        for images, labels in load_cifar10(data or find_cifar10())
+    )
     return Recipe(
         model=lambda: network(depth, width=width),
-        train=(torch.from_numpy(read.train_images), torch.from_numpy(read.train_labels)),
-        valid=(torch.from_numpy(read.test_images), torch.from_numpy(read.test_labels)),
+        train=train,
+        valid=test,
         class_names=CLASS_NAMES,
         loss=loss,
         evaluate=evaluate,

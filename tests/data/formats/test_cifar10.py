@@ -51,12 +51,11 @@ def write_batches(folder: Path, batches: Sequence[str] = (*BATCHES, TEST)) -> Pa
     return folder
 
 
-def is_right(found: cifar10.Cifar10, num_batches: int = 5) -> None:
-    train = np.concatenate([records(batch) for batch in BATCHES[:num_batches]])
-    for images, labels, expected in (
-        (found.train_images, found.train_labels, train),
-        (found.test_images, found.test_labels, records(TEST)),
-    ):
+def is_right(
+    found: tuple[cifar10.Examples, cifar10.Examples], batches: Sequence[str] = BATCHES
+) -> None:
+    train = np.concatenate([records(batch) for batch in batches])
+    for (images, labels), expected in zip(found, (train, records(TEST)), strict=True):
         assert images.dtype == np.uint8
         assert labels.dtype == np.int64
         np.testing.assert_array_equal(images, expected[:, 1:].reshape(-1, 3, 32, 32))
@@ -99,8 +98,8 @@ def test_missing_batches_are_named_and_a_part_must_be_asked_for(tmp_path: Path) 
     assert "samepath download cifar10" in said
     last = said.split("--data ")[1]
     assert last == f"{folder}/data_batch_2.bin"
-    is_right(load_cifar10(Path(last)), num_batches=2)
-    is_right(load_cifar10(folder / "data_batch_1.bin"), num_batches=1)
+    is_right(load_cifar10(Path(last)), BATCHES[:2])
+    is_right(load_cifar10(folder / "data_batch_1.bin"), BATCHES[:1])
 
 
 @pytest.mark.usefixtures("few")
@@ -184,13 +183,11 @@ def test_other_labels_and_other_classes(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"CIFAR-10 is not in {REAL}")
 def test_the_real_thing() -> None:
-    found = load_cifar10(REAL / "data_batch_2.bin")
-    assert found.train_images.shape == (2 * NUM_IMAGES, 3, 32, 32)
-    assert found.test_images.shape == (NUM_IMAGES, 3, 32, 32)
-    assert np.bincount(found.test_labels).tolist() == [1000] * 10
-    names = [CLASS_NAMES[label] for label in found.train_labels[:4]]
+    (images, labels), (test_images, test_labels) = load_cifar10(REAL / "data_batch_2.bin")
+    assert images.shape == (2 * NUM_IMAGES, 3, 32, 32)
+    assert test_images.shape == (NUM_IMAGES, 3, 32, 32)
+    assert np.bincount(test_labels).tolist() == [1000] * 10
+    names = [CLASS_NAMES[label] for label in labels[:4]]
     assert names == ["frog", "truck", "truck", "deer"]  # as everybody's first look at it
-    means = found.train_images.mean((0, 2, 3)) / 255
-    np.testing.assert_allclose(means, MEANS, atol=0.005)
-    deviations = found.train_images.std((0, 2, 3)) / 255
-    np.testing.assert_allclose(deviations, DEVIATIONS, atol=0.005)
+    np.testing.assert_allclose(images.mean((0, 2, 3)) / 255, MEANS, atol=0.005)
+    np.testing.assert_allclose(images.std((0, 2, 3)) / 255, DEVIATIONS, atol=0.005)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,22 +31,13 @@ RECORD = 1 + 3 * 32 * 32
 _MOST_NAMES = 1 << 16  # bytes of batches.meta.txt, which has 61
 
 Bytes = NDArray[np.uint8]
-Labels = NDArray[np.int64]
+Examples = tuple[Bytes, NDArray[np.int64]]
+"""Images (N, 3, 32, 32), and their labels."""
 _AGAIN = "get it anew with `samepath download cifar10`"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cifar10:
-    """Images (N, 3, 32, 32) of bytes, and their labels."""
-
-    train_images: Bytes
-    train_labels: Labels
-    test_images: Bytes
-    test_labels: Labels
-
-
-def load_cifar10(path: Path) -> Cifar10:
-    """Read the data at a path (see the module)."""
+def load_cifar10(path: Path) -> tuple[Examples, Examples]:
+    """Read the training and the test data at a path (see the module)."""
     path = Path(os.path.expanduser(path))
     is_last = path.name in BATCHES and path.is_file()
     folder = path.parent if is_last else _look(path)
@@ -57,14 +47,7 @@ def load_cifar10(path: Path) -> Cifar10:
     if missing := _missing(folder, batches):
         raise UserError(_what_to_do(folder, missing))
     _check_names(folder / "batches.meta.txt")
-    train_images, train_labels = _read(folder, batches)
-    test_images, test_labels = _read(folder, [TEST])
-    return Cifar10(
-        train_images=train_images,
-        train_labels=train_labels,
-        test_images=test_images,
-        test_labels=test_labels,
-    )
+    return _read(folder, batches), _read(folder, [TEST])
 
 
 def find_cifar10() -> Path:
@@ -126,7 +109,7 @@ def _what_to_do(folder: Path, missing: Sequence[str]) -> str:
     return text
 
 
-def _read(folder: Path, batches: Sequence[str]) -> tuple[Bytes, Labels]:
+def _read(folder: Path, batches: Sequence[str]) -> Examples:
     records = np.concatenate([_read_batch(folder / name) for name in batches])
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
