@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from explicit_hessian import hessian_by_double_backward
+from explicit_hessian import explicit_hessian
 from torch import Tensor, nn
 
 from samepath import start
@@ -62,7 +62,7 @@ def trainer_of(session: Session, model: nn.Module, data: Data, **settings: Any) 
 
 def top_eigenvalue(model: nn.Module, batch: Data) -> float:
     """The eigenvalue largest in size of the explicit Hessian."""
-    whole = hessian_by_double_backward(model, lambda: classify(model, batch))
+    whole = explicit_hessian(model, lambda m: classify(m, batch))
     return float(torch.linalg.eigvalsh(whole.double()).abs().max())
 
 
@@ -199,7 +199,7 @@ def test_noise_of_a_single_grain_is_unknown_and_taken_for_none(session: Session)
     data = torch.ones(5, 20, dtype=torch.float64)
     trainer = centre_trainer(session, 20, 4)
     found = noise(trainer, trainer.source(data))
-    assert (found["gradients"], found["noise_variance"]) == (1, 0.0)
+    assert (found["noise_gradients"], found["noise_variance"]) == (1, 0.0)
     assert found["noise_signal"] == pytest.approx(20.0)
 
 
@@ -215,11 +215,11 @@ def test_measures_say_what_they_cost(session: Session, monkeypatch: pytest.Monke
         return original(source, batch)
 
     monkeypatch.setattr(trainer, "gradient", gradient)
-    for look in (noise, curvature):
+    for name, look in (("noise", noise), ("curvature", curvature)):
         sizes.clear()
         found = look(trainer, trainer.source(data))
-        assert found["gradients"] == len(sizes) > 0
-        assert set(sizes) == {found["gradient_examples"]}
+        assert found[f"{name}_gradients"] == len(sizes) > 0
+        assert set(sizes) == {found[f"{name}_gradient_examples"]}
 
 
 # ---- without a trace
