@@ -40,7 +40,7 @@ from samepath.errors import Diverged
 from samepath.plan import Batch
 from samepath.plan.staleness import may_apply, may_hand_out
 from samepath.strategies import Choice, find_strategy
-from samepath.strategies.asynchronous import Asynchronous
+from samepath.strategies.late import Asynchronous
 
 ALIVE_SECONDS = 30.0
 """An idle worker hears this often that the server is there: evaluation may take longer than the
