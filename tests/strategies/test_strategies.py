@@ -476,7 +476,7 @@ def test_an_answer_that_makes_no_sense() -> None:
     wrong += [Choice(batch=value) for value in nowhere]
     wrong += [Choice(learning_rate=value) for value in nowhere]
     for answer in wrong:
-        registry._registered["wrong"] = lambda k, moment, answer=answer: answer  # type: ignore[misc]
+        registry._registered["wrong"] = lambda k, moment, answer=answer: answer
         with pytest.raises(UserError, match=r"'wrong' answered .* a batch above 0"):
             StrategySchedule(options("wrong", 2))
 

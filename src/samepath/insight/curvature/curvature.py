@@ -332,8 +332,6 @@ def _explore(
 
     def show(part: str, done: int, expected: int) -> None:
         watcher.progress(f"{name}: {part}", done, expected)
-        if done >= expected:
-            watcher.end(f"{name}: {part}")
 
     home, seed = loss.weights, request.seed
     at_home = loss.loss_at(home)
@@ -357,10 +355,12 @@ def _explore(
             f"the Hessian of {name} is not finite where the loss is {at_home:.3g}; look at other "
             "weights (--epoch), or at what the model divides by or takes roots of"
         ) from None
+    watcher.end(f"{name}: eigenvalues")
     (axes,) = pairs.vectors
     trace, trace_error, trace_products = estimate_trace(
         loss.product, pairs.values, axes, seed=seed, tell=partial(show, "trace")
     )
+    watcher.end(f"{name}: trace")
     points, fine, coarse = 0, request.grid, request.plane_grid
     num_planes = 1 + (len(axes) > 1)
     expected = 2 * (2 * (fine // 2) + 1) + num_planes * coarse**2 + 2 * RISE_DIRECTIONS
@@ -376,7 +376,7 @@ def _explore(
     near = EIGEN_SHARE * far
     first, second = (filter_normalised(parameters, seed, i) for i in range(2))
     around = (filter_normalised(parameters, seed, i) for i in range(RISE_DIRECTIONS))
-    return {
+    found = {
         "loss": at_home,
         "eigenvalues": pairs.values,
         "residuals": pairs.residuals,
@@ -391,7 +391,9 @@ def _explore(
         "eigen_plane": plane(loss_at, home, axes[0], axes[1], near, coarse)
         if num_planes == 2
         else None,
-    }, axes
+    }
+    watcher.end(f"{name}: landscape")
+    return found, axes
 
 
 def _position(run: ReopenedRun, epoch: Epoch | None) -> dict[str, Any]:

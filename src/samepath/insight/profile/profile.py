@@ -14,12 +14,12 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from samepath.console import SilentWatcher, Watcher
 from samepath.engine.comm.collective import Collective, machine_name
@@ -125,20 +125,23 @@ def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | N
     workers = _num_workers(request, options, place)
     exact = options.exact and "samepath" in request.engines
     refuse_recipe(recipe.recipe, replace(options, exact=exact), workers)
-    found: dict[str, Any] | None
-    if place.launcher == "alone":
+    alone = place.launcher == "alone"
+    if alone:
         count = f"{workers} {'worker' if workers == 1 else 'workers'}"
         tell(f"profiling {options.recipe} on {count}: {', '.join(request.engines)}")
-        found = _launch(options, request, workers)
+        with owned_folder("profile-") as scratch:  # our own workers tell by a file
+            path = Path(scratch) / "found.json"
+            launch(_work, (options, request, path), workers)
+            found = json.loads(path.read_text())
     else:
         found = _work(options, request)
         if found is None:
             return None
-    busy_cores, clock = found["busy_cores"], found["clock"]
+    busy_cores = found["busy_cores"]
     if (os.cpu_count() or 1) - busy_cores < workers * options.threads - NOISE_CORES:
         tell(f"other processes used {busy_cores:.1f} cores: times may be too long")
     measured = None
-    if request.measure and place.launcher == "alone":
+    if request.measure and alone:
         measured = measure_step(options, seconds=MEASURE_SECONDS, tell=tell)
     elif request.measure:
         tell(f"under {place.launcher} steps are not taken apart: there is no measured.json")
@@ -147,7 +150,7 @@ def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | N
         options=options,
         num_workers=workers,
         queue=request.queue,
-        clock=clock,
+        clock=found["clock"],
         timelines=timelines,
         numbers=tuple(map(numbers, timelines)),
         measured=measured,
@@ -176,14 +179,6 @@ def _num_workers(request: ProfileRequest, options: Options, place: Place) -> int
 
 
 # ---- the workers
-
-
-def _launch(options: Options, request: ProfileRequest, workers: int) -> dict[str, Any]:
-    """Take all steps on workers of our own, which tell by a file."""
-    with owned_folder("profile-") as scratch:
-        path = Path(scratch) / "found.json"
-        launch(_work, (options, request, path), workers)
-        return dict(json.loads(path.read_text()))
 
 
 def _work(
@@ -228,13 +223,10 @@ def make_engine(
     if peers is None:
         assert name == "samepath"
         return Samepath(recipe, options, session, recorder)
-
-    def reducer(model: nn.Module) -> Reducer:
-        if name == "ddp":
-            return Ddp(model, peers, recorder)
-        return QueueReduction(model, peers, recorder, settings)
-
-    return PlainLoop(recipe, options, session, recorder, reducer)
+    reducer: Callable[..., Reducer] = (
+        Ddp if name == "ddp" else partial(QueueReduction, settings=settings)
+    )
+    return PlainLoop(recipe, options, session, recorder, lambda m: reducer(m, peers, recorder))
 
 
 def _take_turns(
