@@ -236,7 +236,7 @@ def test_measuring_changes_nothing(session: Session) -> None:
 
 def test_the_sample_is_whole_grains_chosen_by_the_seed() -> None:
     def rows(most: int, *, of: int = 100, seed: int = 1) -> list[int]:
-        return choose_sample(of, most, 8, seed=seed).examples.tolist()
+        return [int(row) for row in choose_sample(of, most, 8, seed=seed).examples]
 
     sample = rows(50)
     assert (len(sample), choose_sample(100, 50, 8, seed=1).num_grains) == (48, 6)
