@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.engine.verify.shorten import Shortened, num_valid, shorten
+from samepath.engine.verify.runs import Shortened, num_valid, shorten
 from samepath.plan import Plan
 from samepath.recipe import FoundRecipe, Recipe
 
