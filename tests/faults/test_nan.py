@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from samepath.engine.state.checkpoint import epochs_of, kept_weights
 from samepath.engine.state.run_folder import RunFolder
-from samepath.engine.state.weights import epochs_of, kept_weights
 from samepath.engine.train import Request, train
 
 LIMIT_SECONDS = 180

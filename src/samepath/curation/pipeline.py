@@ -31,7 +31,7 @@ from samepath.curation.network import (
 from samepath.curation.reasons import NUM_NEIGHBORS, label_errors
 from samepath.curation.request import FRACTION, CurateRequest, Subject, subject_of
 from samepath.data.keep_list import KeepList, read_keep_list
-from samepath.engine.checks.hardware import versions
+from samepath.engine.checks.fingerprints import versions
 from samepath.engine.comm.environment import read_place
 from samepath.errors import UserError
 from samepath.files import content_hash

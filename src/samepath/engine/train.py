@@ -16,7 +16,7 @@ from typing import Any
 
 from samepath.console import Patience, say
 from samepath.data.loaders import TIMEOUT_SECONDS
-from samepath.engine.checks.hardware import refuse_other_hardware
+from samepath.engine.checks.fingerprints import refuse_other_hardware
 from samepath.engine.comm.environment import Place, read_place
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange, address_towards, is_led
 from samepath.engine.elastic.step_memory import forget

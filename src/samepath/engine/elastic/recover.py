@@ -13,7 +13,7 @@ from typing import Any
 
 from samepath.engine.elastic import step_memory
 from samepath.engine.elastic.replay import replay
-from samepath.engine.state.resume import SavedStep, resume, share_newest, step_or_none, tell
+from samepath.engine.state.checkpoint import SavedStep, resume, share_newest, step_or_none, tell
 from samepath.engine.state.state import state_of
 from samepath.engine.step.step import Stepper
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from samepath.engine.elastic.ring import Portion
 from samepath.engine.elastic.step_memory import Change, Trail, weights_checksum
-from samepath.engine.state.resume import SavedStep
+from samepath.engine.state.checkpoint import SavedStep
 from samepath.engine.state.state import digest, like, load_state, state_of
 from samepath.engine.step.step import Stepper
 

@@ -26,10 +26,10 @@ from samepath.engine.run.session import Session
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.run.trainer import Trainer
+from samepath.engine.state.checkpoint import BEST, epochs_of, kept_weights
 from samepath.engine.state.progress import Display, Progress, RunResult, Silent
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import state_of
-from samepath.engine.state.weights import BEST, epochs_of, kept_weights
 from samepath.engine.step.settings import StepResult
 from samepath.errors import CheckpointDamaged, Diverged, NotSaved
 from samepath.faults import fault_point

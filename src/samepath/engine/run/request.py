@@ -14,8 +14,7 @@ from typing import Any, Literal
 import torch
 
 from samepath.data.loaders import TIMEOUT_SECONDS
-from samepath.engine.checks.fingerprints import refuse_others
-from samepath.engine.checks.hardware import refuse_other_hardware
+from samepath.engine.checks.fingerprints import refuse_other_hardware, refuse_others
 from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerRange, leader_answers
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import (

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from samepath import files
-from samepath.engine.checks.hardware import versions
+from samepath.engine.checks.fingerprints import versions
 from samepath.engine.state import checkpoint
+from samepath.engine.state.checkpoint import BEST, Epoch, weights_of, write_weights
 from samepath.engine.state.metrics_log import Lines, count_lines, read_lines
 from samepath.engine.state.state import State
-from samepath.engine.state.weights import BEST, Epoch, weights_of, write_weights
 from samepath.errors import NotSaved, UserError
 from samepath.files import (
     LOCK,
