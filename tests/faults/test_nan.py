@@ -3,10 +3,12 @@ that everybody finds is a run that has diverged."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from samepath.console import SilentWatcher
 from samepath.engine.state.checkpoint import epochs_of, kept_weights
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
@@ -60,20 +62,11 @@ def recipe():
 """
 
 
-class Notes:
+class Notes(SilentWatcher):
     """A display that writes down what it is told (in a file: it lives in a worker)."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-
-    def __call__(self, *_: object) -> Notes:
-        return self
-
-    def step(self, *_: object) -> None: ...
-
-    def epoch(self, *_: object) -> None: ...
-
-    def close(self) -> None: ...
 
     def note(self, text: str) -> None:
         with self._file.open("a") as file:
@@ -93,7 +86,7 @@ def run(folder: Path, num_workers: int, **words: object) -> tuple[str, str, int,
         recipe=str(folder / "mine.py"),
         num_workers=num_workers,
         out=folder / "run",
-        display=Notes(notes),
+        display=partial(Notes, notes),
     )
     result, out = train(request)
     lines = RunFolder(out).read_metrics()

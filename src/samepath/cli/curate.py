@@ -19,7 +19,6 @@ from samepath.cli.common import (
     workers_option,
 )
 from samepath.cli.curate_compare import compare
-from samepath.cli.train import RunDisplay
 from samepath.console import LiveWatcher, print_table
 from samepath.errors import UserError
 
@@ -144,7 +143,7 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
     from samepath.report.curation import write_curation_report
 
     request = CurateRequest(
-        command=tuple(sys.argv), watcher=LiveWatcher, display=RunDisplay, **asked
+        command=tuple(sys.argv), watcher=LiveWatcher, display=LiveWatcher, **asked
     )
     with to_be_continued(as_json):
         about = curate_request(request)

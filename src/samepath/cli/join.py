@@ -15,7 +15,8 @@ from samepath.cli.common import (
     other_hardware_option,
     stdout_kept_for_json,
 )
-from samepath.cli.train import RunDisplay, exit_code, print_result
+from samepath.cli.train import exit_code, print_result
+from samepath.console import LiveWatcher
 
 
 @click.command()
@@ -41,6 +42,6 @@ def join(
 
     with stdout_kept_for_json(as_json):
         machine = machine_of(here, interface)
-        result, folder = join_run(run, machine, display=RunDisplay, other_hardware=other_hardware)
+        result, folder = join_run(run, machine, display=LiveWatcher, other_hardware=other_hardware)
     print_result("RECIPE", folder, asdict(result), as_json)
     return exit_code(asdict(result))

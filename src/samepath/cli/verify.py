@@ -16,8 +16,7 @@ from samepath.cli.common import (
     stdout_kept_for_json,
     strategy_option,
 )
-from samepath.cli.train import RunDisplay
-from samepath.console import count, print_table
+from samepath.console import LiveWatcher, count, print_table
 
 if TYPE_CHECKING:
     from samepath.engine.verify.verify import Counted, Difference, Trained, Verdict
@@ -85,7 +84,7 @@ def verify(
         counts=None if counts is None else parse_counts("-n", counts),
         asked=Asked(**asked),
         tell=lambda text: click.echo(text, err=True),
-        display=RunDisplay,
+        display=LiveWatcher,
     )
     with stdout_kept_for_json(as_json):
         verdict = verify_request(request)

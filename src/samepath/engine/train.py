@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samepath.console import Patience, say
+from samepath.console import Patience, Watcher, say
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.checks.fingerprints import refuse_other_hardware
 from samepath.engine.comm.environment import Place, read_place
@@ -27,7 +27,7 @@ from samepath.engine.run.options import Asked, Options, resolve
 from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
 from samepath.engine.run.tensorboard import FOLDER
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
-from samepath.engine.state.progress import Display, RunResult
+from samepath.engine.state.progress import RunResult
 from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.worker import launched, work
@@ -149,7 +149,7 @@ def join(
     path: Path,
     machine: MachineOffer,
     *,
-    display: Callable[[Options, int], Display] | None = None,
+    display: Callable[[], Watcher] | None = None,
     other_hardware: bool = False,
 ) -> tuple[RunResult, Path]:
     """Bring this machine's workers to a run that is under way."""

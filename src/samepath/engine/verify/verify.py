@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from samepath.console import Watcher
 from samepath.data.sources import TensorSource
 from samepath.engine.comm.environment import read_place
 from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve, training_source
 from samepath.engine.run.request import Request
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state import checkpoint
-from samepath.engine.state.progress import Display
 from samepath.engine.verify.compare import (
     RunParting,
     Values,
@@ -57,7 +57,7 @@ class VerifyRequest:
     asked: Asked = field(default_factory=lambda: Asked(steps=20))
     tell: Callable[[str], None] = lambda text: None
     """Told what begins."""
-    display: Callable[[Options, int], Display] | None = None
+    display: Callable[[], Watcher] | None = None
     """Makes what worker 0 shows; must pickle."""
 
 
