@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as dump_tensors
@@ -44,7 +44,16 @@ from samepath.engine.state.state import (
 from samepath.engine.step.step import Stepper
 from samepath.errors import CheckpointDamaged
 from samepath.faults import fault_point
-from samepath.files import MOST_JSON, PART, folder_aside, parse_json, read_through, read_whole
+from samepath.files import (
+    MOST_JSON,
+    PART,
+    folder_aside,
+    opened_tensors,
+    parse_json,
+    read_tensors,
+    read_through,
+    read_whole,
+)
 
 KEEP = 2
 """Checkpoints kept: the newest, and one to fall back on."""
@@ -284,13 +293,12 @@ def kept_weights(folder: Path) -> dict[Epoch, Path]:
 
 def epochs_of(path: Path) -> int:
     """Epochs after which a file's weights were reached, as it says itself; -1 if it does not."""
-    with suppress(CheckpointDamaged), _reading(path), safe_open(path, framework="pt") as file:
-        return int(_about(file).get("epochs") or -1)
+    with suppress(CheckpointDamaged), _reading(path), opened_tensors(path, "pt") as file:
+        return int(_about(file.metadata() or {}).get("epochs") or -1)
     return -1
 
 
-def _about(file: Any) -> dict[str, Any]:
-    known = file.metadata() or {}
+def _about(known: dict[str, str]) -> dict[str, Any]:
     about = parse_json(known["about"]) if "about" in known else known
     return about if isinstance(about, dict) else {}
 
@@ -299,9 +307,8 @@ def load_weights(path: Path, model: nn.Module) -> str:
     """Put a model back to what it was when the file was written; the weights' digest."""
     with _reading(path):
         read_through(path)
-        with safe_open(path, framework="pt") as file:
-            recorded = _about(file).get("digest")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors, known = read_tensors(path, "pt")
+        recorded = _about(known).get("digest")
     if digest(State(tensors, {})) != recorded:
         raise CheckpointDamaged(f"{path}: the weights do not match their digest")
     try:

@@ -47,13 +47,7 @@ def state_of(trainer: Stepper) -> State:
     model = trainer.model
     persistent = model.state_dict()
     buffers = {n: b for n, b in model.named_buffers() if n not in persistent}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    packed = trainer.optimizer.state_dict()
-    order = [
-        names.get(id(parameter), "")
-        for group in trainer.optimizer.param_groups
-        for parameter in group["params"]
-    ]
+    packed, order = trainer.optimizer.state_dict(), _names_in_order(trainer)
     if "" in order or not all(isinstance(index, int) for index in packed["state"]):
         what = "a tensor that is no parameter of the model any more (was it tied or replaced?)"
         raise UserError(
@@ -82,6 +76,13 @@ def state_of(trainer: Stepper) -> State:
             [_encode_pending(pending) for pending in trainer.pending], "underway", tensors
         )
     return State(tensors, structure)
+
+
+def _names_in_order(trainer: Stepper) -> list[str]:
+    """Names of the optimizer's parameters in its order; empty for one that is not the model's."""
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    groups = trainer.optimizer.param_groups
+    return [names.get(id(parameter), "") for group in groups for parameter in group["params"]]
 
 
 def _encode_pending(pending: PendingBatch) -> dict[str, Any]:
@@ -154,13 +155,7 @@ def load_state(trainer: Stepper, state: State) -> None:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad == (name in frozen):
                     parameter.requires_grad_(name not in frozen)
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        packed = trainer.optimizer.state_dict()
-        order = [
-            names[id(parameter)]
-            for group in trainer.optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        packed, order = trainer.optimizer.state_dict(), _names_in_order(trainer)
         remembered = _decode(structure["optimizer"], state.tensors)
         groups = _decode(structure["groups"], state.tensors)
         for group, now in zip(groups, packed["param_groups"], strict=True):

@@ -98,7 +98,7 @@ def trace_path(folder: Path, worker: int) -> Path:
 
 
 def state_path(folder: Path) -> Path:
-    """Where the kept state lies, as the only checkpoint."""
+    """Where the kept state is, as the only checkpoint."""
     return folder / "state"
 
 
