@@ -1,16 +1,13 @@
 """metrics.jsonl: the only writer of its lines, and the only readers.
 
-Writing, on a disk that may be full or read-only for a while. In: lines, one by one. Out: the file.
-Guaranteed: the kernel has each line at once (the end of this process does not lose it), or it waits
-in memory until it can be had; their order is kept; never half of one is left behind; what is synced
-is on disk. If `eager`, each is brought to the disk soon, by a thread: the end of this machine loses
-only the last ones.
+Writing, on a disk that may be full or read-only for a while, guarantees: the kernel has each line
+at once (the end of this process does not lose it), or it waits in memory until it can be had; lines
+keep their order and are never left half; what is synced is on disk. If `eager`, a thread brings each
+to the disk soon: the end of this machine loses only the last ones.
 
-Reading, also while the run writes. In: the file. Out: its lines (`read_lines`); its columns, read
-on from where the last look ended (`MetricColumns`); its newest values; a few values from all over
-it. Guaranteed: a last line that is half written is not read before its other half is there; lines
-that are damaged are left out, and `MetricColumns` counts them; a file that a resumed run rewrote is
-read anew. No torch: the dashboard reads with this.
+Reading, also while the run writes, guarantees: a last line that is half written is not read before
+its other half is there; damaged lines are left out, and `MetricColumns` counts them; a file that a
+resumed run rewrote is read anew. No torch: the dashboard reads with this.
 """
 
 from __future__ import annotations
