@@ -2,8 +2,8 @@
 
 Writing, on a disk that may be full or read-only for a while, guarantees: the kernel has each line
 at once (the end of this process does not lose it), or it waits in memory until it can be had; lines
-keep their order and are never left half; what is synced is on disk. If `eager`, a thread brings each
-to the disk soon: the end of this machine loses only the last ones.
+keep their order and are never left half; what is synced is on disk. If `eager`, a thread brings
+each to the disk soon: the end of this machine loses only the last ones.
 
 Reading, also while the run writes, guarantees: a last line that is half written is not read before
 its other half is there; damaged lines are left out, and `MetricColumns` counts them; a file that a

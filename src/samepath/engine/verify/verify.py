@@ -93,11 +93,11 @@ class Trained:
     """What the runs were made of."""
 
     steps: int
-    """Asked for; runs may end before, at a target."""
+    """Steps asked for; runs may end before, at a target."""
     steps_per_epoch: int
     num_examples: int
     all_examples: int
-    """Before they were made fewer, to reach an epoch's end."""
+    """Examples before they were made fewer, to reach an epoch's end."""
     last_batch: int
     """Examples of an epoch's last batch."""
     num_valid: int | None
@@ -113,10 +113,9 @@ class Difference:
 
     num_workers: tuple[int, int]
     resumed_at: int | None
-    """The step after which the second run was continued from a checkpoint; None where it parts
-    without."""
+    """The step after which the second run was continued from a checkpoint, where it was."""
     worker: int
-    """Of the second run: whose state it is."""
+    """The worker of the second run whose state differs."""
     step: int
     """Completed steps; 0 is before the first."""
     name: str
@@ -125,8 +124,7 @@ class Difference:
     """How its values differ; None when it is no tensor, or has another shape."""
     grain: int | None
     module: str | None
-    """The first module whose output differs for the same grain, or the one that makes an input, a
-    buffer or a gradient differ; "" is the model itself."""
+    """The cause's module; "" is the model itself."""
     module_kind: str | None
     repeatable: bool
     """The same worker count, run again, gave the same bits."""
