@@ -18,7 +18,6 @@ from elastic_runs import lines
 
 from samepath.cli.digest import digest
 from samepath.console import SilentWatcher
-from samepath.engine.run.options import Asked
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import CheckpointDamaged
@@ -55,7 +54,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dic
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has checkpoints of steps 6 and 8 of its 10."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    run(out, asked=Asked(steps=8), checkpoint_steps=3)
+    run(out, steps=8, checkpoint_steps=3)
     return out
 
 
@@ -97,7 +96,7 @@ def test_the_one_before_is_used(
 ) -> None:
     out = shutil.copytree(stopped, tmp_path / "run")
     DAMAGE[damage](out / "checkpoints" / NEWEST / name)
-    assert (run(out, resume=True, asked=Asked(epochs=2)), lines(out)) == undisturbed
+    assert (run(out, resume=True, epochs=2), lines(out)) == undisturbed
     assert_told(Notes.said, out)
 
 
@@ -114,7 +113,7 @@ def test_an_empty_folder(stopped: Path, undisturbed: tuple[str, Any], tmp_path: 
     out = shutil.copytree(stopped, tmp_path / "run")
     for file in (out / "checkpoints" / NEWEST).iterdir():
         file.unlink()
-    assert (run(out, resume=True, asked=Asked(epochs=2)), lines(out)) == undisturbed
+    assert (run(out, resume=True, epochs=2), lines(out)) == undisturbed
     assert_told(Notes.said, out)
 
 
@@ -125,7 +124,7 @@ def test_no_good_one_is_left(stopped: Path, tmp_path: Path) -> None:
         DAMAGE["a bit flipped in the middle"](out / "checkpoints" / name / "state.safetensors")
     for _ in range(2):
         with pytest.raises(CheckpointDamaged, match=r"no checkpoint in .* can be read"):
-            run(out, resume=True, asked=Asked(epochs=2))
+            run(out, resume=True, epochs=2)
         assert len(Notes.said) == 2
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [BEFORE, NEWEST]
     assert len(lines(out)) == 9, "eight steps and an epoch"

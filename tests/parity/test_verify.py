@@ -6,13 +6,12 @@ Each case is a recipe with one thing wrong. Runs share one server of processes, 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from samepath.cli import main
-from samepath.engine.run.options import Asked
 from samepath.engine.verify.verify import Difference, Verdict, VerifyRequest, verify
 from samepath.errors import UserError
 
@@ -129,7 +128,7 @@ def verdict_of(
 ) -> Verdict:
     path = folder / "recipe.py"
     path.write_text(HEAD + code)
-    return verify(VerifyRequest(recipe=str(path), counts=counts, asked=Asked(steps=steps)))
+    return verify(VerifyRequest(recipe=str(path), counts=counts, steps=steps))
 
 
 def difference_of(code: str, folder: Path, counts: tuple[int, ...] = (1, 2)) -> Difference:
@@ -250,9 +249,9 @@ def test_bad_input_is_refused_before_training(
     counts: tuple[int, ...] | None, changes: dict[str, int], message: str
 ) -> None:
     told: list[str] = []
-    asked = replace(Asked(steps=2, batch_size=128, grain_size=16), **changes)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"steps": 2, "batch_size": 128, "grain_size": 16, **changes}
     with pytest.raises(UserError, match=message):
-        verify(VerifyRequest(recipe="digits", counts=counts, asked=asked, tell=told.append))
+        verify(VerifyRequest(recipe="digits", counts=counts, **asked, tell=told.append))
     assert not told
 
 

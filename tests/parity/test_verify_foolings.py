@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from samepath.cli import main
-from samepath.engine.run.options import Asked
 from samepath.engine.verify.trace import WorkerTrace
 from samepath.engine.verify.verify import Difference, Verdict, VerifyRequest, verify
 from samepath.errors import SamepathError, WorkerFailed
@@ -131,7 +130,7 @@ def verdict_of(code: str, folder: Path, *counts: int, **asked: Any) -> Verdict:
         VerifyRequest(
             recipe=str(path),
             counts=counts or (1, 2),
-            asked=replace(Asked(steps=8), **asked),
+            **{"steps": 8, **asked},
         )
     )
 

@@ -15,7 +15,6 @@ import torch
 from samepath.cli import main
 from samepath.curation.network import load_from
 from samepath.engine.elastic.machine import MachineOffer
-from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.state.reopen import look_at, reopen
 from samepath.engine.train import join, train
@@ -44,7 +43,7 @@ def strategy(k, moment):
 def trained(folder: Path, recipe: str, **asked: Any) -> Path:
     """A short run in folder/run, of a recipe that is named from there."""
     out = folder / "run"
-    train(Request(recipe=recipe, num_workers=1, asked=Asked(steps=2, **asked), out=out))
+    train(Request(recipe=recipe, num_workers=1, steps=2, **asked, out=out))
     return out
 
 
@@ -92,7 +91,7 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     "generate": lambda run: generate(GenerateRequest(run=run, out=run.parent / "new.npz", count=1)),
     "curvature": lambda run: measure_curvature(CurvatureRequest(runs=(run,))),
     "join": lambda run: join(run, MachineOffer(workers=1)),
-    "curate": lambda run: load_from(run, found := find_recipe("draws.py"), found.recipe.model()),
+    "curate": lambda run: load_from(run, found := find_recipe("draws.py"), found.model()),
     "python": reopen,
 }
 
@@ -175,9 +174,7 @@ def test_a_run_is_opened_from_another_folder(
     }  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert reopen(run).recipe.batch_size == 10
-    more = Request(
-        recipe="home/draws.py", num_workers=1, asked=Asked(steps=4), out=run, resume=True
-    )
+    more = Request(recipe="home/draws.py", num_workers=1, steps=4, out=run, resume=True)
     assert train(more)[0].steps == 4, "its strategy was found too"
     # the folder was copied to another machine: found where its path leads from here
     home.rename(tmp_path / "elsewhere")

@@ -35,7 +35,7 @@ from samepath.builtin import BUILT_IN
 from samepath.data.content import content_of, held_content, same_content
 from samepath.errors import UserError
 from samepath.files import content_hash
-from samepath.recipe import FoundRecipe, Recipe, find_recipe
+from samepath.recipe import Recipe, find_recipe
 from samepath.version import __version__
 
 FINGERPRINTS = ("train_content", "valid_content", "modules")
@@ -43,37 +43,36 @@ FINGERPRINTS = ("train_content", "valid_content", "modules")
 _DATA = {"train": "training", "valid": "validation"}
 
 
-def fingerprints(found: FoundRecipe, before: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprints(recipe: Recipe, before: Mapping[str, Any]) -> dict[str, Any]:
     """Take the fingerprints of a recipe whose functions have run once; those that were known
     `before` stay."""
     contents = {
-        f"{name}_content": before.get(f"{name}_content") or _content(found.recipe, name)
-        for name in _DATA
+        f"{name}_content": before.get(f"{name}_content") or _content(recipe, name) for name in _DATA
     }
-    return contents | {"modules": own_modules(found.name) | (before.get("modules") or {})}
+    return contents | {"modules": own_modules(recipe.origin.name) | (before.get("modules") or {})}
 
 
-def refuse_others(found: FoundRecipe, before: Mapping[str, Any], *, began: str = "run") -> None:
+def refuse_others(recipe: Recipe, before: Mapping[str, Any], *, began: str = "run") -> None:
     """Raise unless data and modules are those of which `before` holds the fingerprints."""
     instead = f"; start a new {began}, or restore"
-    for file in changed_modules(found.name, before):
+    for file in changed_modules(recipe.origin.name, before):
         raise UserError(f"cannot resume: {file} changed since the {began} began{instead} the file")
     for name, word in _DATA.items():
         known = before.get(f"{name}_content")
-        if known and not same_content(known, _content(found.recipe, name) or {}):
+        if known and not same_content(known, _content(recipe, name) or {}):
             raise UserError(
                 f"cannot resume: the {word} data changed since the {began} began{instead} the data"
             )
 
 
-def refuse_others_now(found: FoundRecipe, before: Mapping[str, Any]) -> None:
+def refuse_others_now(recipe: Recipe, before: Mapping[str, Any]) -> None:
     """Raise in a worker that begins while the run goes on, for changes of the data that can be seen
     at a glance."""
     for name, word in _DATA.items():
-        data, known = getattr(found.recipe, name), before.get(f"{name}_content")
+        data, known = getattr(recipe, name), before.get(f"{name}_content")
         if not known or data is None:
             continue
-        if not same_content(known, held_content(data, found.recipe.collate)):
+        if not same_content(known, held_content(data, recipe.collate)):
             raise UserError(
                 f"the {word} data of this worker is not the run's: recipe() draws it anew in every "
                 "process (use torch.Generator().manual_seed(0)), or it has changed since the run "
@@ -83,7 +82,7 @@ def refuse_others_now(found: FoundRecipe, before: Mapping[str, Any]) -> None:
 
 def find_again(
     config: Mapping[str, Any], source: bytes | None = None, run: str = "the run"
-) -> FoundRecipe:
+) -> Recipe:
     """Find the recipe of a run's configuration again, on the data it was trained with. `source` is
     what the recipe's file held when the run began. Raise where anything is not what it was; nothing
     of a recipe is executed that would import a module that has changed."""
@@ -91,15 +90,15 @@ def find_again(
     for file in changed_modules(name, config):
         raise has_changed(file, run)
     paths = config.get("data"), config.get("keep")
-    found = find_recipe(name, *paths, source, threads=config.get("threads", 1))
+    recipe = find_recipe(name, *paths, source, threads=config.get("threads", 1))
     for word, what, identity in (
         ("recipe", "recipe", "identity"),
         ("data", "data", "data_identity"),
         ("keep-list", "keep", "keep_identity"),
     ):
-        if config.get(identity) != getattr(found, identity):
+        if config.get(identity) != getattr(recipe.origin, identity):
             raise has_changed(f"the {word} {config.get(what)}", run)
-    return found
+    return recipe
 
 
 def has_changed(what: str, run: str) -> UserError:

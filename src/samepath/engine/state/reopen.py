@@ -28,7 +28,7 @@ from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import load_model
 from samepath.errors import UserError
 from samepath.files import read_whole
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import Recipe
 
 MOST_SOURCE_BYTES = 1 << 24
 
@@ -44,7 +44,7 @@ class ReopenedRun:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe; its code runs when it is first asked for."""
-        return recipe_of_run(self.record, self.folder.path).recipe
+        return recipe_of_run(self.record, self.folder.path)
 
     @property
     def draws(self) -> bool:
@@ -108,12 +108,12 @@ def reopen(path: Path) -> ReopenedRun:
 # ---- the Python files that a run names
 
 
-def code_of(found: FoundRecipe, strategy: str) -> dict[str, Any]:
+def code_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
     """Describe a run's Python files for run.json, beside what was typed."""
     return {
-        "recipe": None if found.name in BUILT_IN else os.path.abspath(found.name),
+        "recipe": None if recipe.origin.name in BUILT_IN else os.path.abspath(recipe.origin.name),
         "strategy": os.path.abspath(strategy) if strategy.endswith(".py") else None,
-        "draws": found.recipe.show is not None,
+        "draws": recipe.show is not None,
     }
 
 
@@ -122,7 +122,7 @@ def needs_code_to_draw(record: Mapping[str, Any]) -> bool:
     return _code(record).get("draws") is not False
 
 
-def recipe_of_run(record: Mapping[str, Any], folder: Path) -> FoundRecipe:
+def recipe_of_run(record: Mapping[str, Any], folder: Path) -> Recipe:
     """The recipe of the run in a folder, on the data it was trained with."""
     config, source = record["config"], None
     if config["recipe"] not in BUILT_IN:

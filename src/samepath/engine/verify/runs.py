@@ -33,7 +33,7 @@ from samepath.engine.verify.trace import TraceJob, WorkerTrace, trace_path
 from samepath.orphans import die_with_parent
 from samepath.owners import owned_folder
 from samepath.plan import Plan
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import Recipe
 
 STEPS_OF_NEXT = 3
 """Steps of the next epoch, if there are enough: an epoch's beginning follows its end."""
@@ -49,8 +49,7 @@ class Shortened:
     num_valid: int | None
     """None where the recipe has no validation data."""
 
-    def __call__(self, found: FoundRecipe) -> FoundRecipe:
-        recipe = found.recipe
+    def __call__(self, recipe: Recipe) -> Recipe:
         for split, number, total in (
             ("train", self.num_train, len(training_source(recipe))),
             ("valid", self.num_valid, num_valid(recipe)),
@@ -64,7 +63,7 @@ class Shortened:
                 f"{split}_facts": {name: values[rows] for name, values in facts.items()},
             }
             recipe = replace(recipe, **changes)
-        return replace(found, recipe=recipe)
+        return recipe
 
 
 def num_valid(recipe: Recipe) -> int | None:
@@ -153,7 +152,7 @@ class Runner:
         request = replace(
             self._request,
             num_workers=leg.num_workers,
-            asked=replace(self._request.asked, steps=leg.stop),
+            steps=leg.stop,
             out=out,
             resume=resume,
             watch=job,

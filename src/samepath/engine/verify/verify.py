@@ -13,13 +13,13 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samepath.console import Watcher
 from samepath.data.sources import TensorSource
 from samepath.engine.comm.environment import read_place
-from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve, training_source
+from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve, training_source
 from samepath.engine.run.request import Request
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state import checkpoint
@@ -36,7 +36,7 @@ from samepath.engine.verify.runs import Leg, Recorded, Route, Runner, num_valid,
 from samepath.engine.verify.trace import Grains, WorkerTrace, state_path
 from samepath.errors import UserError
 from samepath.owners import owned_folder
-from samepath.recipe import FoundRecipe, find_recipe
+from samepath.recipe import Recipe, find_recipe
 from samepath.threads import limited_threads
 
 COUNTS = (1, 2, 3, 5)
@@ -46,7 +46,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyRequest:
+class VerifyRequest(Overrides):
     """What a person asked for."""
 
     recipe: str
@@ -54,7 +54,7 @@ class VerifyRequest:
     keep: str | None = None
     counts: Sequence[int] | None = None
     """Worker counts; the first is what the others are compared with."""
-    asked: Asked = field(default_factory=lambda: Asked(steps=20))
+    steps: int | None = 20
     tell: Callable[[str], None] = lambda text: None
     """Told what begins."""
     display: Callable[[], Watcher] | None = None
@@ -153,10 +153,10 @@ class Verdict:
 
 def verify(request: VerifyRequest) -> Verdict:
     """Train at every count and compare everything the promise covers."""
-    threads = request.asked.threads or 1
+    threads = request.threads or 1
     with limited_threads(threads):
-        found, options, counts = _prepare(request, threads)
-    plan, valid = StrategySchedule(options).plan(0, ()), num_valid(found.recipe)
+        recipe, options, counts = _prepare(request, threads)
+    plan, valid = StrategySchedule(options).plan(0, ()), num_valid(recipe)
     steps = options.steps or 1
     shortened = shorten(plan, valid, steps, max(counts))
     per_epoch = -(-shortened.num_train // plan.batch_size)
@@ -166,15 +166,16 @@ def verify(request: VerifyRequest) -> Verdict:
         order = [counts[1], counts[0], *counts[2:]]
         resumed = zip(itertools.cycle(order), [*stops, steps], strict=False)
         routes.append([Leg(count, stop) for count, stop in resumed])
+    said = request.said
+    if request.strategy is not None:
+        said["virtual_workers"] = options.virtual_workers
     to_train = Request(
         recipe=request.recipe,
         data=request.data,
         keep=request.keep,
-        asked=request.asked
-        if request.asked.strategy is None
-        else replace(request.asked, virtual_workers=options.virtual_workers),
+        **said,
         display=request.display,
-        source=found.source,
+        source=recipe.origin.source,
         instead=shortened,
     )
     with owned_folder("verify-") as folder:
@@ -185,7 +186,7 @@ def verify(request: VerifyRequest) -> Verdict:
         difference = None
         if parted:
             first, run = min(parted, key=lambda each: each[0].parting.step)
-            in_memory = isinstance(training_source(found.recipe), TensorSource)
+            in_memory = isinstance(training_source(recipe), TensorSource)
             difference = _look_into(first, runner, runs[0], run, data_in_memory=in_memory)
     return Verdict(
         options=options,
@@ -213,18 +214,18 @@ def stops_of(steps: int, per_epoch: int) -> list[int]:
     return [stop for stop in (first, second if second > first else steps) if stop < steps]
 
 
-def _prepare(request: VerifyRequest, threads: int) -> tuple[FoundRecipe, Options, list[int]]:
+def _prepare(request: VerifyRequest, threads: int) -> tuple[Recipe, Options, list[int]]:
     """Check everything that can be checked."""
     if read_place(os.environ).launcher != "alone":
         raise UserError(
             "verify starts its own workers at every count; run it without torchrun, mpirun or srun"
         )
-    if (request.asked.steps or 0) < 1:
-        raise UserError(f"--steps {request.asked.steps}: at least one step is needed to compare")
-    found = find_recipe(request.recipe, request.data, request.keep, threads=threads)
-    options = resolve(found, request.asked)
+    if (request.steps or 0) < 1:
+        raise UserError(f"--steps {request.steps}: at least one step is needed to compare")
+    recipe = find_recipe(request.recipe, request.data, request.keep, threads=threads)
+    options = resolve(recipe, request)
     counts = list(request.counts or ())
-    if request.asked.strategy is not None and request.asked.virtual_workers is None:
+    if request.strategy is not None and request.virtual_workers is None:
         options = replace(options, virtual_workers=max(counts, default=max(COUNTS)))
     plan = StrategySchedule(options).plan(0, ())
     counts = counts or [count for count in COUNTS if count <= plan.num_grains]
@@ -237,8 +238,8 @@ def _prepare(request: VerifyRequest, threads: int) -> tuple[FoundRecipe, Options
             f"add --grain {max(1, plan.batch_size // 2)}"
         )
     for count in counts:
-        refuse_recipe(found.recipe, options, count, plan)
-    return found, options, counts
+        refuse_recipe(recipe, options, count, plan)
+    return recipe, options, counts
 
 
 def _counted(run: Recorded, found: RunParting | None) -> Counted:
