@@ -37,7 +37,7 @@ Found = dict[str, str]
 
 def machine() -> dict[str, str]:
     """What bits depend on, of this machine."""
-    from samepath.engine.checks.hardware import versions
+    from samepath.engine.checks.fingerprints import versions
 
     names = ("torch", "numpy", "machine", "cpu", "cpu_model", "cpu_caches", "kernels")
     return {name: value for name, value in versions().items() if name in names}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ from torch.func import functional_call
 
 from samepath import Recipe, start
 from samepath.engine.run.loop import Run
-from samepath.engine.run.options import Options, Overrides, resolve
+from samepath.engine.run.options import Overrides, resolve
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.state.progress import Silent
-from samepath.engine.step.settings import StepResult
 from samepath.engine.train import Request, train
 from samepath.keys import key
 from samepath.plan import epoch_order
@@ -142,7 +139,7 @@ def by_samepath(
     asked = Overrides(strategy=strategy, virtual_workers=k, seed=SEED, epochs=99)
     path: list[Weights] = []
 
-    def after_step(trainer: Trainer) -> None:
+    def after_step(trainer: Trainer, _: object) -> None:
         now = everything(trainer.model)
         if trainer.step_number > len(trainer.pending):  # an update was made
             path.append(now)
@@ -540,25 +537,15 @@ def test_growth_is_decay_for_one_worker(session: Session) -> None:
     assert not torch.equal(found[-1][0], by_samepath(session, "strong", 1)[-1][0])
 
 
-class Counting(Silent):
-    """Counts the examples of all updates."""
-
-    def __init__(self) -> None:
-        self.examples = self.updates = 0
-
-    def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        self.examples += result.num_examples
-        self.updates += 1
-
-
-def _shown(count: Counting, options: Options, num_workers: int) -> Counting:
-    return count
-
-
 def test_growth_and_decay_take_the_same_examples(tmp_path: Path) -> None:
     counts = {}
     for name in ("growth", "decay"):
-        count = Counting()
+        examples: list[int] = []
+
+        def watch(run: Run, examples: list[int] = examples) -> Callable[[object], None]:
+            run.after_step = lambda _, results: examples.extend(r.num_examples for r in results)
+            return lambda result: None
+
         request = Request(
             recipe=str(Path(__file__).with_name("tiny_recipe.py")),
             num_workers=1,
@@ -566,9 +553,9 @@ def test_growth_and_decay_take_the_same_examples(tmp_path: Path) -> None:
             virtual_workers=4,
             epochs=4,
             out=tmp_path / name,
-            display=partial(_shown, count),
+            watch=watch,
         )
         train(request)
-        counts[name] = (count.examples, count.updates)
+        counts[name] = (sum(examples), len(examples))
     assert counts["decay"] == (4 * 44, 4 * 5)
     assert counts["growth"] == (4 * 44, 5 + 3 + 2 + 2)  # batches of 10, 20, 40 and 40

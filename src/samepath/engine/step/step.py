@@ -26,9 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data import Draws, GrainRequest, seed_everything
-from samepath.engine.checks.first_step import compare_first_grain, refuse_other_start
 from samepath.engine.checks.refuse import modules_outside, refuse_outside, refuse_unsupported
-from samepath.engine.checks.replicas import LeftAlone, Replicas, is_due
+from samepath.engine.checks.replicas import (
+    LeftAlone,
+    Replicas,
+    compare_first_grain,
+    is_due,
+    refuse_other_start,
+)
 from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.tensors import to_device
 from samepath.engine.noise_scale import is_measured, sample
