@@ -41,7 +41,6 @@ from samepath.engine.step.adversarial import moved
 from samepath.engine.step.balance import Balance, Stopwatch, WorkerTimes
 from samepath.engine.step.buffers import BufferMerge
 from samepath.engine.step.grain_loader import GrainLoader, Grains
-from samepath.engine.step.non_finite import suspects
 from samepath.engine.step.pending import GradientSums, PendingBatch
 from samepath.engine.step.record import pack
 from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
@@ -359,7 +358,7 @@ class Stepper:
         not (None), the path has diverged."""
         if not (self.settings.exact and isinstance(given.grains, GrainLoader)):
             return None
-        workers, is_known = suspects(first)
+        workers, is_known = first.suspects()
         for worker in workers:
             without = worker if self.collective.num_workers > 1 else None
             try:

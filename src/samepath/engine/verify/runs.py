@@ -30,8 +30,7 @@ from samepath.engine.run.options import training_source
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.verify.trace import TraceJob, WorkerTrace, trace_path
-from samepath.orphans import die_with_parent
-from samepath.owners import owned_folder
+from samepath.owners import die_with_parent, owned_folder
 from samepath.plan import Plan
 from samepath.recipe import Recipe
 
