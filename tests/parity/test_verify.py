@@ -7,8 +7,6 @@ worker that no launcher started, the end of a long epoch, its short last batch, 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import multiprocessing.process
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +15,10 @@ from typing import Any
 import pytest
 
 from samepath.cli import main
-from samepath.engine.launch.launch import launch
-from samepath.engine.launch.reports import WorkerReport, read_reports
 from samepath.engine.run.options import Asked
-from samepath.engine.train import Request, train
-from samepath.engine.verify import runs
 from samepath.engine.verify.trace import WorkerTrace
 from samepath.engine.verify.verify import Difference, Verdict, VerifyRequest, verify
 from samepath.errors import UserError, WorkerFailed
-from samepath.owners import owned_folder
 
 BROKEN = Path(__file__).parents[2] / "examples" / "broken_recipe.py"
 
@@ -240,41 +233,6 @@ recipe = lambda: many(loss=loss)
 """,
     "worker 0 ended with exit code 7": "recipe = lambda: many(loss=lambda *_: os._exit(7))",
 }
-
-
-# A process that no launcher started, as verify makes one, but forked from the server that has
-# imported torch already: most tests here would spend most of their time in imports.
-
-
-def _train(request: Request, reports: Path) -> None:
-    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
-    try:
-        train(request)
-    except BaseException as error:
-        WorkerReport.of_error(0, error).write(reports)
-        raise SystemExit(1) from None
-
-
-def _train_in_forked_process(request: Request) -> None:
-    with owned_folder() as reports:
-        context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=_train, args=(request, Path(reports)))
-        process.start()
-        process.join()
-        for report in read_reports(Path(reports)).values():
-            raise report.error()
-        if process.exitcode:
-            raise WorkerReport.of_exit(0, process.exitcode, process.pid or 0).error()
-
-
-@pytest.fixture(scope="module")
-def server() -> None:
-    launch(int, (), 1)  # starts it
-
-
-@pytest.fixture
-def forked(server: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_train_in_fresh_process", _train_in_forked_process)
 
 
 def recipe_with(code: str, folder: Path) -> str:
