@@ -187,6 +187,10 @@ EXTRAS: dict[str, Callable[[], Any]] = {
 """What a piece has beside its layer."""
 
 
+def the_layer(piece: Any, x: Tensor) -> Any:
+    return piece.layer(x)
+
+
 def over_channels(piece: Any, x: Tensor) -> Any:
     return piece.layer(x.transpose(1, 2)).transpose(1, 2)
 
@@ -254,9 +258,10 @@ class Piece(nn.Module):
         super().__init__()
         self.kind = kind
         self.shared = shared if kind in ("shared", "reentrant_shared") else None
-        self.layer: Any = LAYERS.get(kind, _linear)()
+        layer: Any = LAYERS.get(kind, _linear)()
+        self.layer = layer
         if kind == "hook":
-            self.layer.weight.register_hook(lambda gradient: 1.5 * gradient)
+            layer.weight.register_hook(lambda gradient: 1.5 * gradient)
         extra = EXTRAS.get(kind, lambda: None)()
         if isinstance(extra, nn.Module | nn.Parameter):
             self.extra = extra
@@ -270,7 +275,7 @@ class Piece(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Any:
-        return FORWARDS[self.kind](self, x) if self.kind in FORWARDS else self.layer(x)
+        return FORWARDS.get(self.kind, the_layer)(self, x)
 
 
 class Model(nn.Module):

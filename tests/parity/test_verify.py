@@ -22,7 +22,7 @@ from samepath.errors import UserError, WorkerFailed
 
 BROKEN = Path(__file__).parents[2] / "examples" / "broken_recipe.py"
 
-# Seven steps, the last of 4 examples; `many` has 1,001 examples, of which verify takes 77
+# Four steps an epoch; `many` has 1,001 examples, of which verify takes 77 (seven steps)
 HEAD = """
 import multiprocessing, os
 import numpy as np
