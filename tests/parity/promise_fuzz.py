@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from by_hand import start_by_hand
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
+from workers_by_hand import start_by_hand
 
 from samepath.data import Draws, seed_everything
 from samepath.engine.run.session import Session, start

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from by_hand import start_by_hand
+from workers_by_hand import start_by_hand
 
 SCRIPT = """
 import sys

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from by_hand import start_by_hand
+from workers_by_hand import start_by_hand
 
 from samepath.engine.comm import shared_memory
 from samepath.engine.comm.collective import Network
