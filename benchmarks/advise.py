@@ -28,7 +28,7 @@ from rich.table import Table
 
 import namespaces
 from samepath.engine.run.loop import make_trainer
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.session import start
 from samepath.recipe import find_recipe
 from samepath.timing.links import NODE, PRESETS, flat
@@ -75,7 +75,7 @@ def advice(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def options_of(job: Job) -> Options:
-    return resolve(find_recipe(job.recipe, job.data), Asked())
+    return resolve(find_recipe(job.recipe, job.data))
 
 
 def here(job: Job, rounds: int) -> dict[str, list[float]]:
@@ -103,7 +103,7 @@ def on_a_machine(request: dict[str, Any]) -> None:
     """One of those workers; the first prints the median of its steps."""
     job = Job(request["recipe"], data=request["data"])
     options = options_of(job)
-    recipe = find_recipe(job.recipe, job.data).recipe
+    recipe = find_recipe(job.recipe, job.data)
     with start(threads=options.threads) as session:
         assert type(session.collective).__name__ == "Network"
         trainer = make_trainer(recipe, options, session)

@@ -55,7 +55,7 @@ def job(name: str) -> Job:
             batch_size=64,
             grain_size=16,
         )
-    recipe = find_recipe(name).recipe
+    recipe = find_recipe(name)
     return Job(
         recipe.model,
         recipe.train,

@@ -31,7 +31,6 @@ from samepath.curation.network import Extractor, load_from
 from samepath.curation.pipeline import curate
 from samepath.curation.reasons import held_out_beliefs, label_errors
 from samepath.curation.request import CurateRequest
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.recipe import find_recipe
 
@@ -53,11 +52,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def trained(folder: Path, recipe: str, data: str | None, epochs: int) -> Path:
-    train(
-        Request(
-            recipe=recipe, data=data, num_workers=2, asked=Asked(epochs=epochs), out=folder / "run"
-        )
-    )
+    train(Request(recipe=recipe, data=data, num_workers=2, epochs=epochs, out=folder / "run"))
     return folder / "run"
 
 
@@ -102,10 +97,8 @@ def features(folder: Path) -> dict[str, Any]:
     recipe = str(HERE / "half_cifar10.py")
     found = find_recipe(recipe, str(DATA))
     extractor = Extractor()
-    model = extractor.model(found.recipe)
-    plan = plan_extraction(
-        found.recipe, model, extractor, name=recipe, data=str(DATA), num_classes=10
-    )
+    model = extractor.model(found)
+    plan = plan_extraction(found, model, extractor, name=recipe, data=str(DATA), num_classes=10)
     seconds: dict[int, float] = {}
     for workers in (1, 2):
         seconds[workers] = timed(
@@ -133,12 +126,12 @@ def judge(recipe: str, run: Path, folder: Path) -> dict[str, Any]:
 
     found = find_recipe(recipe)
     extractor = Extractor()
-    model = extractor.model(found.recipe)
+    model = extractor.model(found)
     load_from(run, found, model)
-    plan = plan_extraction(found.recipe, model, extractor, name=recipe, num_classes=10)
+    plan = plan_extraction(found, model, extractor, name=recipe, num_classes=10)
     arrays = extract(plan, model, folder / "parts", num_workers=1)
-    wrong = found.recipe.train_facts["planted"].astype(bool)
-    labels = found.recipe.train[1].numpy()  # type: ignore[index]
+    wrong = found.train_facts["planted"].astype(bool)
+    labels = found.train[1].numpy()  # type: ignore[index]
     reduced = Embedding()._reduce(arrays["features"])
     ours = label_errors(reduced, labels, probabilities=arrays["probabilities"])
     flagged = ours.flagged | ours.outliers

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from samepath.engine.checks.hardware import versions
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.insight.curvature.result import RunCurvature
@@ -34,8 +33,17 @@ EXAMPLES = 512
 def trained(folder: Path, batch_size: int, seed: int, epochs: int) -> Path:
     out = folder / f"seed-{seed}" / f"batch-{batch_size}"
     # grains of 16: a batch of 32 has work for two workers
-    asked = Asked(batch_size=batch_size, grain_size=16, epochs=epochs, seed=seed)
-    train(Request(recipe="digits", num_workers=2, asked=asked, out=out))
+    train(
+        Request(
+            recipe="digits",
+            num_workers=2,
+            batch_size=batch_size,
+            grain_size=16,
+            epochs=epochs,
+            seed=seed,
+            out=out,
+        )
+    )
     return out
 
 

@@ -49,7 +49,7 @@ def profile_horovod(request: ProfileRequest) -> Timeline:
     run = importlib.import_module("horovod").run
     assert isinstance(request.num_workers, int)
     workers = request.num_workers
-    options = resolve(find_recipe(request.recipe, request.data, request.keep), request.asked)
+    options = resolve(find_recipe(request.recipe, request.data, request.keep), request)
     with TemporaryDirectory() as scratch:
         timeline = Path(scratch) / "horovod.json"
         os.environ |= {  # Horovod gives its workers this environment
@@ -59,7 +59,7 @@ def profile_horovod(request: ProfileRequest) -> Timeline:
         }
         texts = run(
             _work,
-            args=(options, request.steps),
+            args=(options, request.timed_steps),
             num_proc=workers,
             use_gloo=True,
             network_interfaces=["lo"],
@@ -129,7 +129,7 @@ def _work(options: Options, steps: int) -> str:
     settle_in(torch.device("cpu"), seed=options.seed, threads=options.threads)
     recorder = PhaseRecorder(hvd.rank())
     session = Session(HorovodCollective(hvd), seed=options.seed)
-    recipe = recipe_of(options).recipe
+    recipe = recipe_of(options)
     engine = PlainLoop(
         recipe, options, session, recorder, lambda model: Horovod(hvd, model, recorder)
     )

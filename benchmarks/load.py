@@ -30,7 +30,6 @@ from rich.table import Table
 
 from about import commit
 from load_recipe import Load, loss, made_up, maker
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.timing.stopwatch import machine
 
@@ -54,7 +53,7 @@ def run(
                 recipe=str(HERE / "load_recipe.py"),
                 data=str(settings),
                 num_workers=num_workers,
-                asked=Asked(steps=steps),
+                steps=steps,
                 out=folder / "run",
                 checkpoint_steps=checkpoint_steps,
             )

@@ -26,7 +26,7 @@ from torch import nn
 
 from samepath import start
 from samepath.engine.run.loop import make_trainer
-from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.options import Overrides, resolve
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step import step as engine
 from samepath.engine.train import Request, train
@@ -41,11 +41,11 @@ PUBLISHED = {"digits": ("MNIST", 900), "cifar10-small": ("CIFAR-10", 2000)}
 def cost(name: str) -> dict[str, Any]:
     """Step times with over without, steps taking turns: medians over each stretch of them."""
     found = find_recipe(name)
-    options = resolve(found, Asked(threads=1))
+    options = resolve(found, Overrides(threads=1))
     ratios = []
     with start(seed=options.seed, threads=1) as session:
-        made = make_trainer(found.recipe, options, session)
-        shares = made.stream(made.source(found.recipe.train), 0, 1 << 40)
+        made = make_trainer(found, options, session)
+        shares = made.stream(made.source(found.train), 0, 1 << 40)
 
         def step() -> float:
             while True:
@@ -141,9 +141,7 @@ def run_average(folder: Path) -> float:
 
 
 def trained(name: str, data: str | None, epochs: int, folder: str) -> Path:
-    request = Request(
-        recipe=name, data=data, num_workers=1, asked=Asked(epochs=epochs), out=Path(folder) / name
-    )
+    request = Request(recipe=name, data=data, num_workers=1, epochs=epochs, out=Path(folder) / name)
     return train(request)[1]
 
 

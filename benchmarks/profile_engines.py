@@ -24,7 +24,6 @@ from rich.table import Table
 
 from about import commit
 from horovod_engine import profile_horovod
-from samepath.engine.run.options import Asked
 from samepath.insight.profile.profile import Profile, ProfileRequest, profile
 from samepath.insight.profile.queue_reduction import QueueSettings
 from samepath.insight.profile.timeline import Numbers, numbers
@@ -100,8 +99,8 @@ def main() -> None:
         recipe=options.recipe,
         num_workers=options.workers,
         engines=tuple(name for name in engines if name != "horovod"),
-        steps=options.steps,
-        asked=Asked(grain_size=options.grain),
+        timed_steps=options.steps,
+        grain_size=options.grain,
         queue=QueueSettings(cycle_seconds=options.cycle_ms / 1e3),
         measure=False,
     )

@@ -38,7 +38,7 @@ from samepath.engine.elastic import step_memory
 from samepath.engine.elastic.step_memory import StepMemory
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import Run
-from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.options import Overrides, resolve
 from samepath.engine.run.session import start
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.step import Stepper
@@ -180,7 +180,7 @@ class Timed(StepMemory):
 def keep_steps(out: str) -> None:
     """In every worker: the loop of a run, which keeps its last step."""
     found = find_recipe("nodules")
-    options = resolve(found, Asked(steps=WARM_UP + STEPS, epochs=1000))
+    options = resolve(found, Overrides(steps=WARM_UP + STEPS, epochs=1000))
     with start(seed=options.seed, threads=options.threads) as session:
         shares = {"part": session.worker, "parts": session.num_workers}
         kept = Timed(NODULES_RUN, Path(out), print, **shares)
@@ -191,7 +191,7 @@ def keep_steps(out: str) -> None:
             if trainer.step_number == WARM_UP:
                 began, kept.seconds = time.perf_counter(), 0.0
 
-        recipe = replace(found.recipe, valid=None, target=None)
+        recipe = replace(found, valid=None, target=None)
         options = replace(options, target=None)
         Run(recipe, options, session, None, after_step=after_step, memory=kept, elastic=True).go()
         seconds = time.perf_counter() - began

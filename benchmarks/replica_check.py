@@ -24,7 +24,7 @@ from samepath import start
 from samepath.engine.checks.replicas import EVERY, is_due
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import make_trainer
-from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.options import Overrides, resolve
 from samepath.engine.step import step as engine
 from samepath.recipe import find_recipe
 from samepath.timing.stopwatch import machine
@@ -38,11 +38,11 @@ RECIPES = ("nodules", "digits")
 def measure(name: str, folder: str) -> None:
     """The body of every worker; the first leaves its times."""
     found = find_recipe(name)
-    options = resolve(found, Asked(threads=1))
+    options = resolve(found, Overrides(threads=1))
     ratios, shares_of_step = [], []
     with start(seed=options.seed, threads=1) as session:
-        made = make_trainer(found.recipe, options, session, follow_speed=False)
-        source = made.source(found.recipe.train)
+        made = make_trainer(found, options, session, follow_speed=False)
+        source = made.source(found.train)
         per_epoch = options.plan.steps_per_epoch - 1  # without the short batch
 
         def stretch(every: int) -> float:

@@ -33,7 +33,7 @@ from rich.table import Table
 import namespaces
 from about import commit
 from samepath.engine.launch.launch import launch
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.session import start
 from samepath.plan import reduction
 from samepath.recipe import find_recipe
@@ -60,7 +60,7 @@ WORKERS = (1, 2)
 
 
 def options_of(recipe: str) -> Options:
-    return resolve(find_recipe(recipe), Asked())
+    return resolve(find_recipe(recipe))
 
 
 # ---- steps
@@ -68,7 +68,7 @@ def options_of(recipe: str) -> Options:
 
 def everything(options: Options, seconds: float) -> dict[Turn, float]:
     """Grains, neighbours and whole steps of one and of two workers."""
-    fixed = normalises_over_grains(find_recipe(options.recipe).recipe.model())
+    fixed = normalises_over_grains(find_recipe(options.recipe).model())
     turns = turns_for(options, 2, sizes_to_time(options, fixed=fixed), fixed=fixed)
     return shared_seconds(turns, seconds, options.grain_size)
 

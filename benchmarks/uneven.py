@@ -54,7 +54,7 @@ def work(cores: list[int], data: str | None, grain: int, rounds: int, out: str) 
 
 
 def measure(session: Session, data: str | None, grain: int, rounds: int) -> dict[str, Any]:
-    recipe = find_recipe("nodules", data).recipe
+    recipe = find_recipe("nodules", data)
     made = {
         FOLLOWING: contestant(session, recipe, grain, follow=True),
         EVEN: contestant(session, recipe, grain, follow=False),

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from samepath.cli.train import RunDisplay
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.report.show import draw_loss_curves, show_run
 
@@ -38,7 +37,7 @@ def main() -> int:
             Request(
                 recipe=options.recipe,
                 num_workers=num_workers,
-                asked=Asked(epochs=options.epochs),
+                epochs=options.epochs,
                 out=folder,
                 command=tuple(sys.argv),
                 display=RunDisplay,

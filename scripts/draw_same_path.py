@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.report.show import draw_loss_curves
 
@@ -18,7 +17,8 @@ def main() -> None:
                 Request(
                     recipe="nodules-small",
                     num_workers=num_workers,
-                    asked=Asked(epochs=4, grain_size=4),
+                    epochs=4,
+                    grain_size=4,
                     out=Path(folder, str(num_workers)),
                 )
             )

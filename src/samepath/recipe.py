@@ -36,7 +36,72 @@ from samepath.threads import limited_threads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Origin:
+    """Where a recipe came from, and what a resumed run must find there again."""
+
+    name: str = "recipe"
+    """The recipe's name or path as it was typed."""
+    identity: str = "recipe"
+    """The built-in name, or the file's SHA-256."""
+    data: str | None = None
+    """The absolute path of the data it was given."""
+    data_identity: str | None = None
+    """A fingerprint of that data."""
+    keep: str | None = None
+    """The absolute path of the keep-list."""
+    keep_identity: str | None = None
+    """A SHA-256 of which examples it keeps."""
+    source: bytes | None = field(default=None, repr=False)
+    """What was in the recipe file; None for a built-in recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How a model is trained, whatever its data: what a recipe and `prepare` are both told.
+    Nonsense is refused by name when they are made."""
+
+    batch_size: int
+    """Examples of one step, whatever the worker count."""
+    grain_size: int
+    """Examples computed at once; the number of grains in a batch is the most workers possible."""
+    drop_last: bool = False
+    """Leave out the last batch of each epoch where it is short (other examples in every epoch)."""
+    schedule_every: Literal["step", "epoch"] = "epoch"
+    """When the schedule advances."""
+    clip_norm: float | None = None
+    """Clip gradients to this global norm."""
+    weight: Callable[[Any], float] | None = None
+    """weight(batch): what a grain counts for in the batch's mean, when not its examples (the number
+    of valid labels, say). It is summed over the batch before any backward pass."""
+    augment: Callable[[Any, Draws], Any] | None = None
+    """augment(batch, draws): changes training examples, all of a grain at once, with numbers that
+    belong to (seed, epoch, example)."""
+    autocast: torch.dtype | None = None
+    """Run forward passes under torch.autocast with this dtype (torch.bfloat16)."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of a Dataset's items, when torch's default does not. The items of tensors and
+    arrays are their rows."""
+    loader_workers: int = 0
+    """Loader processes per worker, for Datasets and memory-mapped arrays. The bits do not depend on
+    it."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("grain_size", 1), ("loader_workers", 0)):
+            _make_whole(self, name, least)
+        if not isinstance(self.drop_last, bool):
+            raise UserError(f"drop_last is {self.drop_last!r}; use True or False")
+        if self.schedule_every not in ("step", "epoch"):
+            raise UserError(f"schedule_every is {self.schedule_every!r}; use 'step' or 'epoch'")
+        norm = self.clip_norm
+        if norm is not None and not (isinstance(norm, Real) and float(norm) > 0):
+            raise UserError(f"clip_norm is {norm!r}; it must be a number above 0")
+        if self.autocast not in (None, torch.bfloat16):
+            why = ", which needs its losses scaled" if self.autocast is torch.float16 else ""
+            raise UserError(f"autocast is {self.autocast}{why}; use torch.bfloat16 or None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(TrainingSettings):
     """A model, its data and how it is trained. Nothing in it may depend on the worker count."""
 
     model: Callable[[], nn.Module]
@@ -50,39 +115,15 @@ class Recipe:
     """loss(model, batch): the mean loss of the given examples, a scalar."""
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     """Makes the optimizer of the parameters that require gradients."""
-    batch_size: int
-    """Examples of one step, whatever the worker count."""
-    grain_size: int
-    """Examples computed at once; the number of grains in a batch is the most workers possible."""
     epochs: int
     """Passes over the training data."""
-    drop_last: bool = False
-    """Leave out the last batch of each epoch where it is short (other examples in every epoch)."""
     target: float | None = None
     """Validation loss at which the run has done what it was for, and stops."""
     schedule: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     """Makes a learning-rate scheduler. ReduceLROnPlateau is given the validation loss."""
-    schedule_every: Literal["step", "epoch"] = "epoch"
-    """When the schedule advances."""
-    clip_norm: float | None = None
-    """Clip gradients to this global norm."""
-    weight: Callable[[Any], float] | None = None
-    """weight(batch): what a grain counts for in the batch's mean, when not its examples (the number
-    of valid labels, say). It is summed over the batch before any backward pass."""
-    augment: Callable[[Any, Draws], Any] | None = None
-    """augment(batch, draws): changes training examples, all of a grain at once, with numbers that
-    belong to (seed, epoch, example)."""
     evaluate: Callable[[nn.Module, Any], Mapping[str, Tensor]] | None = None
     """evaluate(model, batch): means over the given examples by name, "loss" among them. The loss
     alone when not given."""
-    autocast: torch.dtype | None = None
-    """Run forward passes under torch.autocast with this dtype (torch.bfloat16)."""
-    collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of a Dataset's items, when torch's default does not. The items of tensors and
-    arrays are their rows."""
-    loader_workers: int = 0
-    """Loader processes per worker, for Datasets and memory-mapped arrays. The bits do not depend on
-    it."""
     train_facts: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """What else is known of the training examples: by name, one value for each (malignancy,
     patient). Training does not see it; `samepath show` and `generate` do."""
@@ -95,11 +136,13 @@ class Recipe:
     are, so are those with the lowest validation loss."""
     show: Callable[[Any, Path], Sequence[Any]] | None = None
     """show(run, folder): draws into a folder what this recipe has to show of a run (an
-    `engine.reopen.ReopenedRun`); the `report.page.Section`s that present it. `samepath show`
+    `engine.state.reopen.ReopenedRun`); the `report.page.Section`s that present it. `samepath show`
     calls it."""
+    origin: Origin = Origin()
+    """Where the recipe was found; `find_recipe` fills it in."""
 
     def __post_init__(self) -> None:
-        check_training(self)
+        super().__post_init__()
         _make_whole(self, "epochs", 1)
         for name in ("model", "loss", "optimizer"):
             if not callable(getattr(self, name)):
@@ -114,49 +157,12 @@ class Recipe:
             )
 
 
-def check_training(given: Any) -> None:
-    """Refuse nonsense in what recipes and own loops are both told (a `Recipe`, or `Settings`)."""
-    for name, least in (("batch_size", 1), ("grain_size", 1), ("loader_workers", 0)):
-        _make_whole(given, name, least)
-    if not isinstance(given.drop_last, bool):
-        raise UserError(f"drop_last is {given.drop_last!r}; use True or False")
-    if given.schedule_every not in ("step", "epoch"):
-        raise UserError(f"schedule_every is {given.schedule_every!r}; use 'step' or 'epoch'")
-    norm = given.clip_norm
-    if norm is not None and not (isinstance(norm, Real) and float(norm) > 0):
-        raise UserError(f"clip_norm is {norm!r}; it must be a number above 0")
-    if given.autocast not in (None, torch.bfloat16):
-        why = ", which needs its losses scaled" if given.autocast is torch.float16 else ""
-        raise UserError(f"autocast is {given.autocast}{why}; use torch.bfloat16 or None")
-
-
 def _make_whole(given: Any, name: str, least: int) -> None:
     """A field as an int (numpy's are taken too), or an error."""
     value = getattr(given, name)
     if not isinstance(value, Integral) or value < least:
         raise UserError(f"{name} is {value!r}; it must be a whole number, at least {least}")
     object.__setattr__(given, name, int(value))
-
-
-@dataclass(frozen=True)
-class FoundRecipe:
-    """A recipe, and where it came from."""
-
-    name: str
-    """The recipe's name or path as it was typed."""
-    identity: str
-    """What a resumed run must match: the built-in name, or the file's SHA-256."""
-    recipe: Recipe
-    data: str | None = None
-    """The path of the data it was given, absolute."""
-    data_identity: str | None = None
-    """What a resumed run must match: a fingerprint of that data."""
-    keep: str | None = None
-    """The path of the keep-list, absolute."""
-    keep_identity: str | None = None
-    """What a resumed run must match: a SHA-256 of which examples it keeps."""
-    source: bytes | None = field(default=None, repr=False)
-    """What was in the recipe file; None for a built-in recipe."""
 
 
 def find_recipe(
@@ -166,7 +172,7 @@ def find_recipe(
     source: bytes | None = None,
     *,
     threads: int = 1,
-) -> FoundRecipe:
+) -> Recipe:
     """The recipe with a built-in name, or of a Python file, on its own data or the given. `source`
     is what the file held when it was first found: it may have been edited since. `threads` is what
     the recipe's own code computes with, as the workers' do.
@@ -175,37 +181,36 @@ def find_recipe(
     anew: as if the others had never been there.
     """
     with limited_threads(threads):
-        found = _find(name, data, source)
-        return found if keep is None else _only_kept(found, keep)
+        recipe = _find(name, data, source)
+        return recipe if keep is None else _only_kept(recipe, keep)
 
 
-def _only_kept(found: FoundRecipe, keep: str) -> FoundRecipe:
-    path = Path(keep).resolve()
+def _only_kept(recipe: Recipe, keep: str) -> Recipe:
+    path, origin = Path(keep).resolve(), recipe.origin
     keep_list = read_keep_list(path)
-    recipe = found.recipe
     refuse_other_data(
         keep_list,
         path,
-        recipe=found.name,
+        recipe=origin.name,
         data=recipe.train,
         facts=recipe.train_facts,
         collate=recipe.collate,
-        origin={"identity": found.identity, "data_identity": found.data_identity},
+        origin={"identity": origin.identity, "data_identity": origin.data_identity},
     )
     rows = keep_list.rows
-    kept = replace(
+    return replace(
         recipe,
         train=only_rows(recipe.train, rows, recipe.collate),
         train_facts={name: values[rows] for name, values in recipe.train_facts.items()},
+        origin=replace(origin, keep=str(path), keep_identity=keep_list.identity),
     )
-    return replace(found, recipe=kept, keep=str(path), keep_identity=keep_list.identity)
 
 
-def _find(name: str, data: str | None, source: bytes | None) -> FoundRecipe:
+def _find(name: str, data: str | None, source: bytes | None) -> Recipe:
     if name in BUILT_IN:
         module_name, function, _ = BUILT_IN[name]
         module = importlib.import_module(module_name)
-        return _found(name, name, getattr(module, function), data)
+        return _made_by(getattr(module, function), Origin(name=name, identity=name), data)
     path = Path(name)
     if path.suffix == ".py" or path.exists():
         return _recipe_of_file(name, path, data, source)
@@ -216,42 +221,45 @@ def _find(name: str, data: str | None, source: bytes | None) -> FoundRecipe:
     )
 
 
-def _found(name: str, identity: str, function: Callable[..., Any], data: str | None) -> FoundRecipe:
+def _made_by(function: Callable[..., Any], origin: Origin, data: str | None) -> Recipe:
     """What the recipe's function makes, of the given data if any."""
-    if data is None:
-        return FoundRecipe(name, identity, function())
-    if "data" not in inspect.signature(function).parameters:
+    given = {}
+    if data is not None:
+        if "data" not in inspect.signature(function).parameters:
+            raise UserError(
+                f"--data {data}: the recipe {origin.name!r} brings its own; leave --data out, or "
+                f"give its function a parameter: def {function.__name__}(data=None)"
+            )
+        place = Path(os.path.realpath(data))
+        if not os.path.exists(place):  # nor where links lead round, or this user may not look
+            raise UserError(f"--data {data}: there is no such file or folder; check the path")
+        given["data"] = place
+    recipe = function(**given)
+    if not isinstance(recipe, Recipe):
         raise UserError(
-            f"--data {data}: the recipe {name!r} brings its own; leave --data out, or give its "
-            f"function a parameter: def {function.__name__}(data=None)"
+            f"recipe() in {origin.name!r} returned {type(recipe).__name__}; return a "
+            "samepath.Recipe"
         )
-    place = Path(os.path.realpath(data))
-    if not os.path.exists(place):  # nor where links lead round, or this user may not look
-        raise UserError(f"--data {data}: there is no such file or folder; check the path")
-    return FoundRecipe(name, identity, function(data=place), str(place), fingerprint_path(place))
+    if data is not None:
+        origin = replace(origin, data=str(place), data_identity=fingerprint_path(place))
+    return replace(recipe, origin=origin)
 
 
-def _recipe_of_file(name: str, path: Path, data: str | None, source: bytes | None) -> FoundRecipe:
+def _recipe_of_file(name: str, path: Path, data: str | None, source: bytes | None) -> Recipe:
     if source is None and not path.is_file():
         raise UserError(f"recipe file {name!r} does not exist; check the path")
     try:
         source = path.read_bytes() if source is None else source
-        identity = hashlib.sha256(source).hexdigest()
+        origin = Origin(name=name, identity=hashlib.sha256(source).hexdigest(), source=source)
         seed_everything(key("recipe"))  # a recipe that splits its data unseeded splits it one way
-        module = _import_file(path, source)
-        function = getattr(module, "recipe", None)
-        found = None if function is None else _found(name, identity, function, data)
+        function = getattr(_import_file(path, source), "recipe", None)
+        if function is None:
+            raise UserError(f"recipe file {name!r} has no recipe() function; add one")
+        return _made_by(function, origin, data)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"recipe file {name!r} raised {where(error, path)}") from error
-    if found is None:
-        raise UserError(f"recipe file {name!r} has no recipe() function; add one")
-    if not isinstance(found.recipe, Recipe):
-        raise UserError(
-            f"recipe() in {name!r} returned {type(found.recipe).__name__}; return a samepath.Recipe"
-        )
-    return replace(found, source=source)
 
 
 def _import_file(path: Path, source: bytes) -> ModuleType:

@@ -23,11 +23,11 @@ from samepath.data.keep_list import (
     write_keep_list,
 )
 from samepath.data.sources import labels_of, only_rows
-from samepath.engine.run.options import Asked, Options, recipe_of, resolve
+from samepath.engine.run.options import Options, recipe_of, resolve
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
-from samepath.recipe import FoundRecipe, find_recipe
+from samepath.recipe import Recipe, find_recipe
 
 TINY = str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py")
 NUM_EXAMPLES = 44
@@ -35,7 +35,7 @@ HEADER = "index,label,x,y,cluster,kept,reason\n"
 
 
 def tiny_labels() -> NDArray[np.int64]:
-    recipe = find_recipe(TINY).recipe
+    recipe = find_recipe(TINY)
     labels = labels_of(recipe.train, recipe.train_facts)
     assert labels is not None
     return labels
@@ -166,13 +166,13 @@ def test_a_folder_is_not_a_keep_list_but_may_hold_one(file: Path, tmp_path: Path
 def test_the_recipe_is_cut(file: Path) -> None:
     everything, found = find_recipe(TINY), find_recipe(TINY, keep=str(file))
     rows = [n for n in range(NUM_EXAMPLES) if n % 3 != 1 or n > 34]
-    for cut, whole in zip(found.recipe.train, everything.recipe.train, strict=True):  # type: ignore[arg-type]
+    for cut, whole in zip(found.train, everything.train, strict=True):  # type: ignore[arg-type]
         assert torch.equal(cut, whole[rows])
-    assert found.recipe.valid is not None
-    assert len(as_source(found.recipe.valid, seed=0)) == 16, "validation stays whole"
-    assert found.keep == str(file)
-    assert found.keep_identity == keep_list().identity
-    assert everything.keep is everything.keep_identity is None
+    assert found.valid is not None
+    assert len(as_source(found.valid, seed=0)) == 16, "validation stays whole"
+    assert found.origin.keep == str(file)
+    assert found.origin.keep_identity == keep_list().identity
+    assert everything.origin.keep is everything.origin.keep_identity is None
 
 
 def test_facts_are_cut_with_their_examples(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_facts_are_cut_with_their_examples(tmp_path: Path) -> None:
     )
     path = tmp_path / "keep.csv"
     write_keep_list(path, keep_list())
-    cut = find_recipe(str(recipe), keep=str(path)).recipe
+    cut = find_recipe(str(recipe), keep=str(path))
     assert cut.train_facts["number"].tolist() == keep_list().rows.tolist()
 
 
@@ -236,7 +236,7 @@ def test_labels_where_there_are_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has labels, but the examples of .* none"):
         find_recipe(str(recipe), keep=str(path))
     write_keep_list(path, keep_list(labels=None), overwrite=True)
-    assert len(find_recipe(str(recipe), keep=str(path)).recipe.train) == 32  # type: ignore[arg-type]
+    assert len(find_recipe(str(recipe), keep=str(path)).train) == 32  # type: ignore[arg-type]
 
 
 def test_nothing_kept(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def about(path: Path, **content: Any) -> None:
 
 
 def test_other_examples_by_the_file_beside_it(file: Path) -> None:
-    recipe = find_recipe(TINY).recipe
+    recipe = find_recipe(TINY)
     about(file, examples_identity=examples_identity(recipe.train, recipe.collate))
-    assert find_recipe(TINY, keep=str(file)).keep == str(file)
+    assert find_recipe(TINY, keep=str(file)).origin.keep == str(file)
     about(file, examples_identity="0" * 64, recipe="mine.py", data="/d.npy")
     text = said_of(file)
     assert "other examples" in text
@@ -374,8 +374,8 @@ def test_identity_of_dicts_and_text() -> None:
 # ---- runs
 
 
-def options(found: FoundRecipe, earlier: dict[str, Any] | None = None) -> Options:
-    return resolve(found, Asked(), earlier)
+def options(found: Recipe, earlier: dict[str, Any] | None = None) -> Options:
+    return resolve(found, earlier=earlier)
 
 
 def test_options_say_what_is_kept(file: Path) -> None:
@@ -383,32 +383,28 @@ def test_options_say_what_is_kept(file: Path) -> None:
     assert made.keep == str(file)
     assert made.num_examples == 32
     again = recipe_of(made)
-    assert again.keep_identity == made.keep_identity
-    assert len(as_source(again.recipe.train, seed=0)) == 32
+    assert again.origin.keep_identity == made.keep_identity
+    assert len(as_source(again.train, seed=0)) == 32
     write_keep_list(file, keep_list(kept=np.ones(NUM_EXAMPLES, bool)), overwrite=True)
     with pytest.raises(UserError, match=r"keep\.csv has changed since the run began"):
         recipe_of(made)
 
 
 def test_a_run_of_an_older_samepath_resumes(tmp_path: Path) -> None:
-    train(Request(recipe=TINY, num_workers=1, asked=Asked(steps=2), out=tmp_path / "run"))
+    train(Request(recipe=TINY, num_workers=1, steps=2, out=tmp_path / "run"))
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     del record["config"]["keep"], record["config"]["keep_identity"]
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
-    resume = Request(
-        recipe=TINY, num_workers=1, resume=True, out=tmp_path / "run", asked=Asked(epochs=2)
-    )
+    resume = Request(recipe=TINY, num_workers=1, resume=True, out=tmp_path / "run", epochs=2)
     assert train(resume)[0].steps == 10
 
 
 @pytest.fixture
 def run(file: Path, tmp_path: Path) -> Request:
     """Two steps into a run on what is kept."""
-    request = Request(
-        recipe=TINY, keep=str(file), num_workers=1, asked=Asked(steps=2), out=tmp_path / "run"
-    )
+    request = Request(recipe=TINY, keep=str(file), num_workers=1, steps=2, out=tmp_path / "run")
     train(request)
-    return replace(request, resume=True, keep=None, asked=Asked(steps=6))
+    return replace(request, resume=True, keep=None, steps=6)
 
 
 def test_resume_finds_the_keep_list(run: Request) -> None:

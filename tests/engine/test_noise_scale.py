@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from samepath import start
 from samepath.engine.noise_scale import NoiseSample, NoiseScale, average, is_measured, sample
-from samepath.engine.run.options import Asked
 from samepath.engine.step.gradients import GradientSum
 from samepath.engine.step.settings import StepResult
 from samepath.engine.train import Request, train
@@ -210,9 +209,7 @@ def test_state_goes_through_json() -> None:
 
 def test_runs_record_it(tmp_path: Path) -> None:
     """On digits, of the order that McCandlish et al. found on MNIST (a run's average of 900)."""
-    result, folder = train(
-        Request(recipe="digits", num_workers=1, asked=Asked(epochs=12), out=tmp_path / "run")
-    )
+    result, folder = train(Request(recipe="digits", num_workers=1, epochs=12, out=tmp_path / "run"))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "train_loss" in line]
     scales = [line["noise_scale"] for line in steps if line["noise_scale"] is not None]

@@ -16,7 +16,6 @@ from typing import Any
 
 from elastic_runs import SAMEPATH, children, ended, lines, num_lines, workers_of
 
-from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.train import train
 from samepath.files import LOCK
@@ -32,8 +31,7 @@ Outcome = tuple[str, list[dict[str, Any]]]
 
 def undisturbed(folder: Path) -> Outcome:
     """What one worker comes to that nothing happens to."""
-    asked = Asked(epochs=EPOCHS)
-    request = Request(recipe=str(RECIPE), num_workers=1, asked=asked, out=folder / "undisturbed")
+    request = Request(recipe=str(RECIPE), num_workers=1, epochs=EPOCHS, out=folder / "undisturbed")
     result, out = train(request)
     return result.digest, lines(out)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.elastic.ring import MEMORY
-from samepath.engine.run.options import Asked, Options
+from samepath.engine.run.options import Options
 from samepath.engine.run.request import Request
 from samepath.engine.state.progress import RunResult, Silent
 from samepath.engine.step.settings import StepResult
@@ -105,8 +105,7 @@ def undisturbed(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Digest and metrics of one worker that nothing happens to."""
     out = folder / "undisturbed"
-    asked = Asked(epochs=epochs)
-    result, _ = train(Request(recipe=str(recipe), num_workers=1, asked=asked, out=out))
+    result, _ = train(Request(recipe=str(recipe), num_workers=1, epochs=epochs, out=out))
     return result.digest, lines(out)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.run.options import Asked
 from samepath.engine.state.checkpoint import load_newest
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
@@ -84,9 +83,7 @@ def updates(out: Path) -> int:
 
 def check_resume(recipe: str, out: Path, num_workers: int, **asked: Any) -> None:
     """It goes on, and every batch is applied once or waits."""
-    request = Request(
-        recipe=recipe, num_workers=num_workers, asked=Asked(**asked), out=out, resume=True
-    )
+    request = Request(recipe=recipe, num_workers=num_workers, **asked, out=out, resume=True)
     result, _ = train(request)
     assert result.status == "finished"
     checkpoint = load_newest(out / "checkpoints", pytest.fail)
@@ -101,7 +98,7 @@ def test_the_error_names_who_failed(fail: str, tmp_path: Path) -> None:
     request = Request(
         recipe=write(tmp_path, fail),
         num_workers=2,
-        asked=Asked(strategy="asynchronous:bound=3"),
+        strategy="asynchronous:bound=3",
         out=out,
         checkpoint_steps=1,
     )

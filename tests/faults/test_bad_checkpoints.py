@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from elastic_runs import lines
 
 from samepath.cli.digest import digest
-from samepath.engine.run.options import Asked, Options
+from samepath.engine.run.options import Options
 from samepath.engine.state.progress import Silent
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
@@ -55,7 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dic
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has checkpoints of steps 6 and 8 of its 10."""
     out = tmp_path_factory.mktemp("stopped") / "run"
-    run(out, asked=Asked(steps=8), checkpoint_steps=3)
+    run(out, steps=8, checkpoint_steps=3)
     return out
 
 
@@ -97,7 +97,7 @@ def test_the_one_before_is_used(
 ) -> None:
     out = shutil.copytree(stopped, tmp_path / "run")
     DAMAGE[damage](out / "checkpoints" / NEWEST / name)
-    assert (run(out, resume=True, asked=Asked(epochs=2)), lines(out)) == undisturbed
+    assert (run(out, resume=True, epochs=2), lines(out)) == undisturbed
     assert_told(Notes.said, out)
 
 
@@ -114,7 +114,7 @@ def test_an_empty_folder(stopped: Path, undisturbed: tuple[str, Any], tmp_path: 
     out = shutil.copytree(stopped, tmp_path / "run")
     for file in (out / "checkpoints" / NEWEST).iterdir():
         file.unlink()
-    assert (run(out, resume=True, asked=Asked(epochs=2)), lines(out)) == undisturbed
+    assert (run(out, resume=True, epochs=2), lines(out)) == undisturbed
     assert_told(Notes.said, out)
 
 
@@ -125,7 +125,7 @@ def test_no_good_one_is_left(stopped: Path, tmp_path: Path) -> None:
         DAMAGE["a bit flipped in the middle"](out / "checkpoints" / name / "state.safetensors")
     for _ in range(2):
         with pytest.raises(CheckpointDamaged, match=r"no checkpoint in .* can be read"):
-            run(out, resume=True, asked=Asked(epochs=2))
+            run(out, resume=True, epochs=2)
         assert len(Notes.said) == 2
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [BEFORE, NEWEST]
     assert len(lines(out)) == 9, "eight steps and an epoch"

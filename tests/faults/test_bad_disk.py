@@ -514,7 +514,7 @@ def test_a_step_in_memory_counts_if_all_that_goes_with_it_is_on_disk(
     assert newest_saved is not None
     progress = newest_saved.progress
     with samepath.start() as session:
-        run = Run(recipe_of(options).recipe, options, session, folder)
+        run = Run(recipe_of(options), options, session, folder)
         assert run._is_on_disk(progress)
         metrics = out / "metrics.jsonl"
         whole = metrics.read_bytes()

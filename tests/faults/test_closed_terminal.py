@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from elastic_runs import RECIPE, SAMEPATH, left_behind, lines, num_lines
 
-from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.state.checkpoint import list_checkpoints
 from samepath.engine.train import train
@@ -97,8 +96,7 @@ def test_it_saves_the_step(
     assert [path.name for path in list_checkpoints(out / "checkpoints")] == [f"step-{steps:08d}"]
     assert left_behind(out) == []
     assert list(scratch.iterdir()) == []
-    asked = Asked(epochs=EPOCHS)
-    request = Request(recipe=str(RECIPE), num_workers=1, asked=asked, out=out, resume=True)
+    request = Request(recipe=str(RECIPE), num_workers=1, epochs=EPOCHS, out=out, resume=True)
     assert (train(request)[0].digest, lines(out)) == unhurt
 
 

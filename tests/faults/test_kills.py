@@ -30,7 +30,6 @@ from elastic_runs import (
 )
 
 from samepath.engine.elastic.ring import MEMORY
-from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.state.checkpoint import list_checkpoints
 from samepath.engine.train import train
@@ -253,13 +252,13 @@ def test_when_all_is_on_disk(
 
 def test_before_a_stuck_run_has_said_so(tmp_path: Path) -> None:
     """It is stuck when it comes back, and trains no further."""
-    asked = Asked(epochs=12, patience=2, learning_rate=1e-6)
+    asked: dict[str, Any] = {"epochs": 12, "patience": 2, "learning_rate": 1e-6}
     alone = harmful(tmp_path / "alone")
-    request = Request(recipe=str(alone), num_workers=1, asked=asked, out=tmp_path / "unhurt")
+    request = Request(recipe=str(alone), num_workers=1, **asked, out=tmp_path / "unhurt")
     unhurt, _ = train(request)
     assert unhurt.status == "stuck"
     recipe = harmful(tmp_path, harm("run.json", 0, unhurt.steps - 1))
-    result = elastic(recipe, tmp_path / "run", 2, asked=asked)
+    result = elastic(recipe, tmp_path / "run", 2, **asked)
     assert harms_done(recipe) == 1
     assert (result.digest, result.status, result.steps) == (unhurt.digest, "stuck", unhurt.steps)
     assert lines(tmp_path / "run") == lines(tmp_path / "unhurt")

@@ -11,7 +11,6 @@ from samepath.console import WaitedTooLong
 from samepath.engine import train as training
 from samepath.engine.comm.environment import Place
 from samepath.engine.elastic.machine import WorkerRange
-from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.train import train
 from samepath.errors import WorkerFailed
@@ -40,7 +39,7 @@ def test_a_leader_that_has_refused_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_run_that_has_ended_needs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
-    result, _ = train(Request(recipe=RECIPE, num_workers=1, asked=Asked(epochs=1), out=out))
+    result, _ = train(Request(recipe=RECIPE, num_workers=1, epochs=1, out=out))
     with pytest.raises(WaitedTooLong):
         come_second(out)  # it may still be continued
     monkeypatch.setattr(training, "LATE_SECONDS", 0.2)
@@ -51,7 +50,7 @@ def test_a_run_without_a_result_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    train(Request(recipe=RECIPE, num_workers=1, asked=Asked(epochs=1), out=out))
+    train(Request(recipe=RECIPE, num_workers=1, epochs=1, out=out))
     content = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps(content | {"result": None}))
     monkeypatch.setattr(training, "LATE_SECONDS", 0.0)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 
 pytestmark = pytest.mark.alone
@@ -37,7 +36,7 @@ def run(
             recipe=str(RECIPE),
             data=str(settings),
             num_workers=num_workers,
-            asked=Asked(steps=steps),
+            steps=steps,
             out=place / "run",
             checkpoint_steps=checkpoint_steps,
         )

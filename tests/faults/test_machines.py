@@ -17,7 +17,6 @@ from braked_runs import EPOCHS, RECIPE, Braked, Outcome, undisturbed
 from elastic_runs import lines
 
 from samepath.cli import main
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 
 LIMIT_SECONDS = 600
@@ -123,7 +122,7 @@ def test_nothing_to_join(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("BRAKE_FOLDER", raising=False)
-    train(Request(recipe=str(RECIPE), num_workers=1, asked=Asked(steps=1), out=tmp_path / "fixed"))
+    train(Request(recipe=str(RECIPE), num_workers=1, steps=1, out=tmp_path / "fixed"))
     content = json.loads((tmp_path / "fixed" / "run.json").read_text())
     content["starts"][-1]["crew"] = [1, 4]
     (tmp_path / "finished").mkdir()

@@ -9,7 +9,6 @@ import pytest
 from elastic_runs import RECIPE, lines, undisturbed
 
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange
-from samepath.engine.run.options import Asked
 from samepath.engine.state import metrics_log as engine_lines
 from samepath.engine.train import Request, train
 
@@ -42,7 +41,7 @@ def test_metrics_between_two_checkpoints(
             recipe=str(recipe),
             num_workers=num_workers,
             machine=MachineOffer(workers=2),
-            asked=Asked(epochs=EPOCHS),
+            epochs=EPOCHS,
             out=out,
         )
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, Overrides, resolve
 from samepath.insight.advise.runs import ShortRuns, ShortRunsTask, short_runs
 from samepath.recipe import find_recipe
 from samepath.timing.measured import read_measured
@@ -25,7 +25,7 @@ RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 
 @pytest.fixture(scope="module")
 def asked() -> Options:
-    return resolve(find_recipe(RECIPE), Asked(epochs=40))
+    return resolve(find_recipe(RECIPE), Overrides(epochs=40))
 
 
 def run(options: Options, **changes: Any) -> ShortRuns:

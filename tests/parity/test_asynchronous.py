@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.run.options import Asked
 from samepath.engine.state.checkpoint import load_newest
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
@@ -113,7 +112,8 @@ def run(
     request = Request(
         recipe=recipe,
         num_workers=num_workers,
-        asked=Asked(strategy=strategy, **asked),
+        strategy=strategy,
+        **asked,
         out=out,
         resume=resume,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
 from samepath.study.collect import predictions
@@ -49,7 +49,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options_of(recipe: str) -> Options:
-    return resolve(find_recipe(recipe), Asked())
+    return resolve(find_recipe(recipe))
 
 
 def test_a_step_is_taken_apart(tmp_path: Path) -> None:

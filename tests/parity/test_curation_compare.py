@@ -13,7 +13,6 @@ import pytest
 from samepath.console import SilentWatcher
 from samepath.curation.compare import Comparison, Wanted, compare, from_json
 from samepath.data.keep_list import KeepList, write_keep_list
-from samepath.engine.run.options import Asked
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
@@ -37,7 +36,7 @@ class Counting(SilentWatcher):
 
 
 def keep_list(path: Path, dropped: Sequence[int]) -> Path:
-    labels = find_recipe(RECIPE).recipe.train[1].numpy()  # type: ignore[index]
+    labels = find_recipe(RECIPE).train[1].numpy()  # type: ignore[index]
     kept = ~np.isin(np.arange(len(labels)), dropped)
     write_keep_list(
         path,
@@ -91,7 +90,11 @@ def test_a_run_is_what_train_does(
             recipe=RECIPE,
             keep=None if keep is None else str(folder / keep),
             num_workers=1,
-            asked=Asked(epochs=2, batch_size=20, weight_decay=0.1, seed=1, target="none"),
+            epochs=2,
+            batch_size=20,
+            weight_decay=0.1,
+            seed=1,
+            target="none",
             out=tmp_path / "run",
         )
     )

@@ -45,7 +45,7 @@ def recipe():
 
 
 def planned(file: str, layer: str | None = None) -> tuple[Extraction, nn.Module]:
-    recipe, extractor = find_recipe(file).recipe, Extractor()
+    recipe, extractor = find_recipe(file), Extractor()
     model = extractor.model(recipe)
     return plan_extraction(recipe, model, extractor, name=file, layer=layer), model
 
@@ -56,7 +56,7 @@ def test_the_same_bits_at_every_worker_count(tmp_path: Path) -> None:
     found = {n: extract(extraction, model, tmp_path / str(n), num_workers=n) for n in (1, 2, 3)}
     assert set(found[1]) == {"features", "losses", "probabilities"}
     assert len({checksum(arrays) for arrays in found.values()}) == 1
-    recipe = find_recipe(RECIPE).recipe
+    recipe = find_recipe(RECIPE)
     images, labels = recipe.train  # type: ignore[misc]
     with torch.no_grad():
         expected = model(images).softmax(1).numpy()

@@ -11,7 +11,6 @@ import pytest
 from safetensors.torch import load_file
 
 from samepath.cli.main import cli
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
 from samepath.insight.curvature.result import Curvature, run_from_json
@@ -26,8 +25,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
     """Small batch and large batch."""
     folder = tmp_path_factory.mktemp("runs")
     for size in (4, 44):
-        asked = Asked(batch_size=size, epochs=3)
-        train(Request(recipe=RECIPE, num_workers=1, asked=asked, out=folder / f"batch-{size}"))
+        train(
+            Request(
+                recipe=RECIPE,
+                num_workers=1,
+                batch_size=size,
+                epochs=3,
+                out=folder / f"batch-{size}",
+            )
+        )
     return folder / "batch-4", folder / "batch-44"
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.run.options import Asked
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
@@ -37,18 +36,18 @@ def test_the_same_at_every_count_and_resumed(folder: Path) -> None:
     assert [line["step"] for line in lines if "valid_loss" in line] == [4, 8]
     for num_workers in (2, 3):
         assert go(folder, str(num_workers), num_workers).digest == alone.digest
-    go(folder, "resumed", 2, asked=Asked(steps=5))
-    resumed = go(folder, "resumed", 1, resume=True, asked=Asked(epochs=2))
+    go(folder, "resumed", 2, steps=5)
+    resumed = go(folder, "resumed", 1, resume=True, epochs=2)
     assert resumed.digest == alone.digest
 
 
 def test_a_number_of_steps_is_reached_all_the_same(folder: Path) -> None:
     """Five epochs of four steps, where the recipe has two."""
-    assert go(folder, "run", 1, asked=Asked(steps=18)).steps == 18
+    assert go(folder, "run", 1, steps=18).steps == 18
 
 
 def test_resume_compares_it(folder: Path) -> None:
-    go(folder, "run", 1, asked=Asked(steps=1))
+    go(folder, "run", 1, steps=1)
     run = RunFolder(folder / "run")
     content = run.read()
     content["config"]["drop_last"] = False

@@ -10,7 +10,6 @@ import pytest
 from samepath.data.formats.cifar10 import NUM_IMAGES, RECORD
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.data.sources import labels_of
-from samepath.engine.run.options import Asked
 from samepath.engine.state.progress import RunResult
 from samepath.engine.train import Request, train
 from samepath.engine.verify.verify import VerifyRequest, verify
@@ -63,7 +62,7 @@ def recipe(data):
 def keep(tmp_path: Path) -> str:
     """32 of the tiny recipe's 44 examples: four batches, the last of two."""
     numbers = np.arange(44)
-    recipe = find_recipe(str(TINY)).recipe
+    recipe = find_recipe(str(TINY))
     kept = (numbers % 3 != 1) | (numbers > 34)
     listed = KeepList(
         labels=labels_of(recipe.train, {}),
@@ -100,18 +99,16 @@ def test_same_bits_at_every_worker_count_and_as_cut_by_hand(
 def test_stopped_and_resumed_on_more_workers(keep: str, tmp_path: Path) -> None:
     straight = trained(TINY, tmp_path / "straight", 1, keep)
     out = tmp_path / "stopped"
-    train(Request(recipe=str(TINY), keep=keep, num_workers=1, asked=Asked(steps=3), out=out))
+    train(Request(recipe=str(TINY), keep=keep, num_workers=1, steps=3, out=out))
     rest = Request(
-        recipe=str(TINY), num_workers=3, asked=Asked(epochs=2), out=out, resume=True
+        recipe=str(TINY), num_workers=3, epochs=2, out=out, resume=True
     )  # the keep-list is the run's
     assert train(rest)[0].digest == straight.digest
 
 
 @pytest.mark.usefixtures("forked")
 def test_verify_looks_at_what_is_kept(keep: str, tmp_path: Path) -> None:
-    verdict = verify(
-        VerifyRequest(recipe=str(TINY), keep=keep, counts=(1, 2, 3), asked=Asked(steps=8))
-    )
+    verdict = verify(VerifyRequest(recipe=str(TINY), keep=keep, counts=(1, 2, 3), steps=8))
     assert verdict.equal
     assert verdict.options.num_examples == 32
     assert verdict.runs[0].digest == trained(TINY, tmp_path / "run", 1, keep).digest
@@ -132,7 +129,9 @@ def test_cifar10_small_at_every_worker_count(tmp_path: Path) -> None:
             recipe=str(recipe),
             data=str(tmp_path / "data_batch_1.bin"),
             counts=(1, 2, 3),
-            asked=Asked(steps=2, batch_size=24, grain_size=4),
+            steps=2,
+            batch_size=24,
+            grain_size=4,
         )
     )
     assert verdict.equal

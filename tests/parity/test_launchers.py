@@ -13,7 +13,6 @@ import pytest
 from launches import slurm_answers
 
 from samepath.engine.launch.launch import launch
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 
 ROOT = Path(__file__).parents[2]
@@ -71,8 +70,7 @@ def test_train_under_mpirun(tmp_path: Path) -> None:
     """One run folder, one JSON object, and the result of one worker."""
     command = [str(BIN / "samepath"), "train", "digits", "--steps", "3", "--json"]
     many = json.loads(run(tmp_path, *MPIRUN, *command))
-    asked = Asked(steps=3)
-    alone, _ = train(Request(recipe="digits", num_workers=1, asked=asked, out=tmp_path / "alone"))
+    alone, _ = train(Request(recipe="digits", num_workers=1, steps=3, out=tmp_path / "alone"))
     assert many["num_workers"] == 2
     assert many["digest"] == alone.digest
     assert many["metrics"] == alone.metrics

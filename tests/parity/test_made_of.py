@@ -18,7 +18,7 @@ import pytest
 from samepath.engine.checks.fingerprints import own_modules
 from samepath.engine.checks.hardware import describe_cpu, versions
 from samepath.engine.elastic.machine import MachineOffer
-from samepath.engine.run.options import Asked, Options, recipe_of
+from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, join, train
@@ -99,8 +99,8 @@ def change(folder: Path, **fields: Any) -> None:
 def test_the_same_goes_on(go: Go, folder: Path, name: str) -> None:
     """In workers of their own too, which compare for themselves."""
     straight = go("straight")
-    go(num_workers=2, asked=Asked(steps=2))
-    assert go(num_workers=2, resume=True, asked=Asked(epochs=3)).digest == straight.digest
+    go(num_workers=2, steps=2)
+    assert go(num_workers=2, resume=True, epochs=3).digest == straight.digest
     found = config(folder)["config"]
     assert found["modules"].keys() >= {f"{name}_loss.py", f"{name}_model.py"}
     assert "recipe.py" not in found["modules"]
@@ -111,17 +111,17 @@ def test_the_same_goes_on(go: Go, folder: Path, name: str) -> None:
 @pytest.mark.parametrize(("folds", "word"), [("2 1", "training"), ("0 2", "validation")])
 def test_another_fold_is_refused(go: Go, folder: Path, folds: str, word: str) -> None:
     """Its data has the same size and shape, so nothing else would tell."""
-    go(asked=Asked(steps=2))
+    go(steps=2)
     (folder / "folds.txt").write_text(folds)
     with pytest.raises(UserError, match=rf"cannot resume: the {word} data changed.*new run"):
-        go(resume=True, asked=Asked(epochs=3))
+        go(resume=True, epochs=3)
     (folder / "folds.txt").write_text("0 1")
-    assert go(resume=True, asked=Asked(epochs=3)).steps == 6
+    assert go(resume=True, epochs=3).steps == 6
 
 
 @pytest.mark.parametrize("which", ["loss", "model"])
 def test_a_changed_module_is_refused(go: Go, folder: Path, name: str, which: str) -> None:
-    go(asked=Asked(steps=2))
+    go(steps=2)
     file = folder / f"{name}_{which}.py"
     before = file.read_text()
     file.write_text(before + "# another\n")
@@ -130,9 +130,9 @@ def test_a_changed_module_is_refused(go: Go, folder: Path, name: str, which: str
         match=rf"cannot resume: {name}_{which}\.py changed since the run began; start a new run, "
         "or restore the file$",
     ):
-        go(resume=True, asked=Asked(epochs=3))
+        go(resume=True, epochs=3)
     file.write_text(before)
-    assert go(resume=True, asked=Asked(epochs=3)).steps == 6
+    assert go(resume=True, epochs=3).steps == 6
 
 
 def test_a_module_from_elsewhere_is_named_by_its_file(
@@ -141,7 +141,7 @@ def test_a_module_from_elsewhere_is_named_by_its_file(
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     file = (folder / f"{name}_loss.py").rename(elsewhere / f"{name}_loss.py")
     sys.path.insert(0, str(elsewhere))
-    go(asked=Asked(steps=2))
+    go(steps=2)
     assert f"{name}_loss" in config(folder)["config"]["modules"]
     file.write_text(LOSS + "# another\n")
     with pytest.raises(UserError, match=rf"cannot resume: {file} changed since the run began"):
@@ -149,10 +149,10 @@ def test_a_module_from_elsewhere_is_named_by_its_file(
 
 
 def test_a_run_of_an_older_samepath_goes_on(go: Go, folder: Path, name: str) -> None:
-    go(asked=Asked(steps=2))
+    go(steps=2)
     change(folder, gone=("modules", "train_content", "valid_content", "drop_last"))
     (folder / f"{name}_loss.py").write_text(LOSS + "# another\n")
-    assert go(resume=True, asked=Asked(steps=4)).steps == 4
+    assert go(resume=True, steps=4).steps == 4
     assert config(folder)["config"]["train_content"], "from here on it is compared"
     (folder / f"{name}_loss.py").write_text(LOSS)
     with pytest.raises(UserError, match=f"{name}_loss.py changed"):
@@ -160,7 +160,7 @@ def test_a_run_of_an_older_samepath_goes_on(go: Go, folder: Path, name: str) -> 
 
 
 def test_a_worker_that_begins_later_refuses_too(go: Go, folder: Path, name: str) -> None:
-    go(asked=Asked(steps=2))
+    go(steps=2)
     options = Options(**config(folder)["config"])
     source = (folder / "recipe.py").read_bytes()
     recipe_of(options, source)
@@ -227,21 +227,21 @@ OTHER = {"cpu_model": "Intel Xeon", "cpu": "AVX2"}
 
 
 def test_another_cpu_is_refused_by_name(go: Go, folder: Path) -> None:
-    go(asked=Asked(steps=2))
+    go(steps=2)
     change(folder, versions=OTHER)
     says = (
         f"this run was trained on Intel Xeon (AVX2); this machine is {describe_cpu()}: the bits "
         "would differ from here on; add --other-hardware to go on all the same"
     )
     with pytest.raises(UserError) as refused:
-        go(resume=True, asked=Asked(steps=4))
+        go(resume=True, steps=4)
     assert str(refused.value) == says
     assert len(config(folder)["starts"]) == 1, "nothing was written"
-    assert go(resume=True, asked=Asked(steps=4), other_hardware=True).steps == 4
+    assert go(resume=True, steps=4, other_hardware=True).steps == 4
     first, second = config(folder)["starts"]
     assert "other_hardware" not in first
     assert second["other_hardware"] is True
-    assert go(resume=True, asked=Asked(steps=5)).steps == 5, "it is this machine's now"
+    assert go(resume=True, steps=5).steps == 5, "it is this machine's now"
     assert "other_hardware" not in config(folder)["starts"][2]
 
 
@@ -258,24 +258,24 @@ def test_another_cpu_is_refused_by_name(go: Go, folder: Path) -> None:
 def test_whatever_chooses_kernels_counts(
     go: Go, folder: Path, before: dict[str, str], says: str
 ) -> None:
-    go(asked=Asked(steps=1))
+    go(steps=1)
     change(folder, versions=before)
     with pytest.raises(UserError, match=rf"{says}.*add --other-hardware"):
         go(resume=True)
 
 
 def test_what_an_older_samepath_did_not_write_is_not_compared(go: Go, folder: Path) -> None:
-    go(asked=Asked(steps=1))
+    go(steps=1)
     content = config(folder)
     for name in ("cpu_model", "cpu_caches", "kernels", "gpu"):
         del content["starts"][-1]["versions"][name]
     content["starts"][-1]["versions"]["python"] = "3.1"
     (folder / "run" / "run.json").write_text(json.dumps(content))
-    assert go(resume=True, asked=Asked(steps=2)).steps == 2
+    assert go(resume=True, steps=2).steps == 2
 
 
 def test_who_joins_compares_too(go: Go, folder: Path) -> None:
-    go(asked=Asked(steps=1))
+    go(steps=1)
     change(folder, status="running", start={"crew": [1, 2]}, versions=OTHER)
     with pytest.raises(UserError, match=r"trained on Intel Xeon.*add --other-hardware"):
         join(folder / "run", MachineOffer(workers=1))

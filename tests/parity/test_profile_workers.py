@@ -23,7 +23,7 @@ from chrome_trace import check_trace, nested
 from samepath.engine.comm.peers import Peers
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import make_trainer
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.session import Link, Session, start
 from samepath.insight.profile.engines import make_engine, shares_of
 from samepath.insight.profile.profile import gather, take_step
@@ -122,7 +122,7 @@ def body(link: Link, folder: str, options: dict[str, Options]) -> None:
 def _train(session: Session, options: Options, name: str) -> dict[str, Any]:
     recorder = PhaseRecorder(session.worker)
     peers = None if name == "samepath" else Peers(60.0)
-    recipe = find_recipe(options.recipe).recipe
+    recipe = find_recipe(options.recipe)
     # fusion buffers that hold some of the layers, so that there are several
     settings = QueueSettings(cycle_seconds=1e-3, fusion_bytes=20_000)
     engine = make_engine(name, recipe, options, session, recorder, peers, settings)
@@ -150,7 +150,7 @@ def _train(session: Session, options: Options, name: str) -> dict[str, Any]:
 
 def _unwatched(session: Session, options: Options) -> dict[str, Any]:
     """samepath without anything that notes times."""
-    recipe = find_recipe(options.recipe).recipe
+    recipe = find_recipe(options.recipe)
     trainer = make_trainer(recipe, options, session)
     recorder = PhaseRecorder(session.worker)
     shares = shares_of(recipe, options, session, recorder, exact=True)
@@ -196,10 +196,10 @@ def found(
     options = {}
     for case, (text, _) in CASES.items():
         (folder / f"{case}.py").write_text(text)
-        options[case] = resolve(find_recipe(str(folder / f"{case}.py")), Asked())
+        options[case] = resolve(find_recipe(str(folder / f"{case}.py")))
     uneven = folder / "uneven.py"
     uneven.write_text(UNEVEN.replace("GRAIN", str(12 // num_workers)))
-    options["uneven"] = resolve(find_recipe(str(uneven)), Asked())
+    options["uneven"] = resolve(find_recipe(str(uneven)))
     launch(body, (link, str(folder), options), num_workers)
     return [json.loads((folder / f"worker-{w}.json").read_text()) for w in range(num_workers)]
 

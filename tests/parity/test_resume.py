@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samepath.engine.run.options import Asked
 from samepath.engine.state.progress import RunResult
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
@@ -32,7 +31,7 @@ def run(
     request = Request(
         recipe=RECIPE,
         num_workers=num_workers,
-        asked=Asked(**asked),
+        **asked,
         out=out,
         resume=resume,
         checkpoint_steps=checkpoint_steps,
@@ -228,8 +227,8 @@ def test_data_given_on_the_command_line(tmp_path: Path) -> None:
         return train(request)[0]
 
     straight = go("straight", 1, data=str(data))
-    go("run", 2, data=str(data), asked=Asked(steps=3))
-    assert go("run", 3, resume=True, asked=Asked(epochs=2)).digest == straight.digest
+    go("run", 2, data=str(data), steps=3)
+    assert go("run", 3, resume=True, epochs=2).digest == straight.digest
     moved = data.rename(tmp_path / "moved.npy")
     again = go("run", 1, resume=True, data=str(moved))
     assert again.digest == straight.digest

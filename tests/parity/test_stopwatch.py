@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.options import resolve
 from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
 from samepath.timing.links import find_cluster
@@ -61,7 +61,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> MeasuredStep:
     path = tmp_path_factory.mktemp("recipes") / "sleepy.py"
     path.write_text(SLEEPY)
     told: list[str] = []
-    found = measure_step(resolve(find_recipe(str(path)), Asked()), seconds=4.0, tell=told.append)
+    found = measure_step(resolve(find_recipe(str(path))), seconds=4.0, tell=told.append)
     assert told[0] == f"timing {path} on {min(available_workers(), 2)} workers"
     return found
 

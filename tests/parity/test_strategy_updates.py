@@ -24,7 +24,7 @@ from torch.func import functional_call
 
 from samepath import Recipe, start
 from samepath.engine.run.loop import Run
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, Overrides, resolve
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.progress import Silent
@@ -32,7 +32,6 @@ from samepath.engine.step.settings import StepResult
 from samepath.engine.train import Request, train
 from samepath.keys import key
 from samepath.plan import epoch_order
-from samepath.recipe import FoundRecipe
 from samepath.strategies import BUILT_IN
 
 Data = tuple[Tensor, Tensor]
@@ -140,8 +139,7 @@ def by_samepath(
         grain_size=grain_size,
         epochs=99,
     )
-    found = FoundRecipe("test", "test", recipe)
-    asked = Asked(strategy=strategy, virtual_workers=k, seed=SEED, epochs=99)
+    asked = Overrides(strategy=strategy, virtual_workers=k, seed=SEED, epochs=99)
     path: list[Weights] = []
 
     def after_step(trainer: Trainer) -> None:
@@ -151,7 +149,7 @@ def by_samepath(
         if len(path) == updates:
             raise Enough
 
-    run = Run(recipe, resolve(found, asked), session, None, after_step=after_step)
+    run = Run(recipe, resolve(recipe, asked), session, None, after_step=after_step)
     with pytest.raises(Enough):
         run.go()
     return path
@@ -552,7 +550,9 @@ def test_growth_and_decay_take_the_same_examples(tmp_path: Path) -> None:
         request = Request(
             recipe=str(Path(__file__).with_name("tiny_recipe.py")),
             num_workers=1,
-            asked=Asked(strategy=f"{name}:milestones=1+2:factor=2", virtual_workers=4, epochs=4),
+            strategy=f"{name}:milestones=1+2:factor=2",
+            virtual_workers=4,
+            epochs=4,
             out=tmp_path / name,
             display=partial(_shown, count),
         )

@@ -21,7 +21,7 @@ from launches import Everything, Found, launch_at
 
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import Run
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, Overrides, resolve
 from samepath.engine.run.session import Link, start
 from samepath.engine.state.progress import Silent
 from samepath.engine.state.run_folder import RunFolder
@@ -68,13 +68,13 @@ def options_of(strategy: str, **asked: Any) -> Options:
     given = {"epochs": EPOCHS, "seed": SEED} | asked
     return resolve(
         find_recipe(RECIPE),
-        Asked(strategy=strategy, virtual_workers=STRATEGIES[strategy], **given),
+        Overrides(strategy=strategy, virtual_workers=STRATEGIES[strategy], **given),
     )
 
 
 def run_all(link: Link, folder: str) -> None:
     """The body of every worker."""
-    recipe = find_recipe(RECIPE).recipe
+    recipe = find_recipe(RECIPE)
     with start(seed=SEED, link=link) as session:
         found: Found = {}
         for strategy in STRATEGIES:
@@ -131,7 +131,7 @@ def test_the_paths_are_what_they_should_be(found: Everything) -> None:
 
 def stop_all(link: Link, folder: str, stops: dict[str, int]) -> None:
     """The first part of every run: until a step inside an epoch."""
-    recipe = find_recipe(RECIPE).recipe
+    recipe = find_recipe(RECIPE)
     with start(seed=SEED, link=link) as session:
         for number, (strategy, stop) in enumerate(stops.items()):
             options = options_of(strategy, steps=stop)
@@ -143,7 +143,7 @@ def stop_all(link: Link, folder: str, stops: dict[str, int]) -> None:
 
 def resume_all(link: Link, folder: str, stops: dict[str, int]) -> None:
     """The rest of every run."""
-    recipe = find_recipe(RECIPE).recipe
+    recipe = find_recipe(RECIPE)
     with start(seed=SEED, link=link) as session:
         for number, strategy in enumerate(stops):
             run = Run(recipe, options_of(strategy), session, RunFolder(Path(folder, str(number))))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.study.results import Study, from_json
 
@@ -80,13 +79,11 @@ def test_a_studys_run_is_the_run_that_train_makes(
     request = Request(
         recipe=RECIPE,
         num_workers=3,
-        asked=Asked(
-            strategy="warmup:epochs=1",
-            virtual_workers=2,
-            seed=record.seed,
-            epochs=len(record.curve),
-            target="none",
-        ),
+        strategy="warmup:epochs=1",
+        virtual_workers=2,
+        seed=record.seed,
+        epochs=len(record.curve),
+        target="none",
         out=tmp_path / "run",
     )
     result, _ = train(request)

@@ -115,10 +115,10 @@ def test_torch_is_left_as_it_was(recipe: Path) -> None:
     """For a notebook that goes on."""
     code = (
         "import torch\n"
-        "from samepath.engine.run.options import Asked\n"
+        "from samepath.engine.run.options import Overrides\n"
         "from samepath.engine.train import Request, train\n"
         "torch.set_num_threads(3)\n"
-        f"train(Request(recipe={str(recipe)!r}, num_workers=1, asked=Asked(steps=1)))\n"
+        f"train(Request(recipe={str(recipe)!r}, num_workers=1, steps=1))\n"
         "print(torch.get_num_threads())\n"
     )
     ended = subprocess.run(

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from samepath.cli import main
-from samepath.engine.run.options import Asked
 from samepath.engine.verify.trace import WorkerTrace
 from samepath.engine.verify.verify import Difference, Verdict, VerifyRequest, verify
 from samepath.errors import UserError, WorkerFailed
@@ -248,7 +247,8 @@ def verdict_of(code: str, folder: Path, *counts: int, steps: int = 8, **asked: A
         VerifyRequest(
             recipe=recipe_with(code, folder),
             counts=counts or (1, 2),
-            asked=Asked(steps=steps, **asked),
+            steps=steps,
+            **asked,
         )
     )
 
@@ -456,9 +456,9 @@ def test_bad_input_is_refused_before_training(
     counts: tuple[int, ...] | None, changes: dict[str, int], message: str
 ) -> None:
     told: list[str] = []
-    asked = replace(Asked(steps=2, batch_size=128, grain_size=16), **changes)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"steps": 2, "batch_size": 128, "grain_size": 16, **changes}
     with pytest.raises(UserError, match=message):
-        verify(VerifyRequest(recipe="digits", counts=counts, asked=asked, tell=told.append))
+        verify(VerifyRequest(recipe="digits", counts=counts, **asked, tell=told.append))
     assert not told
 
 

@@ -14,7 +14,6 @@ import torch
 from samepath.cli import main
 from samepath.data.formats.images import read_nifti
 from samepath.data.formats.volumes import load_volumes
-from samepath.engine.run.options import Asked
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import CheckpointDamaged, UserError
@@ -83,7 +82,7 @@ def test_weights_are_the_same_at_another_worker_count(run: Path, tmp_path: Path)
         recipe=str(run.parent / "blobs.py"),
         num_workers=2,
         out=tmp_path / "two",
-        asked=Asked(epochs=1),
+        epochs=1,
     )
     other = train(request)[1]
     for epochs in (0, 1):
@@ -108,7 +107,7 @@ def test_the_best_weights_survive_a_stop(run: Path, tmp_path: Path) -> None:
             recipe=str(run.parent / "blobs.py"),
             num_workers=1,
             out=tmp_path / "run",
-            asked=Asked(steps=steps),
+            steps=steps,
             resume=steps > 7,
         )
         train(request)
@@ -295,7 +294,7 @@ def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    request = Request(recipe="digits", num_workers=1, out=tmp_path / "run", asked=Asked(steps=1))
+    request = Request(recipe="digits", num_workers=1, out=tmp_path / "run", steps=1)
     run = train(request)[1]
     with pytest.raises(UserError, match="DeepDensity in three dimensions"):
         generate(GenerateRequest(run=run, out=tmp_path / "new.npz"))

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from samepath.cli import main
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, Overrides, resolve
 from samepath.recipe import find_recipe
 from samepath.study.race import file_name, race_entries, same_as_strong
 
 
 @pytest.fixture(scope="module")
 def options() -> Options:
-    return resolve(find_recipe("digits"), Asked(epochs=4))
+    return resolve(find_recipe("digits"), Overrides(epochs=4))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.options import Overrides, resolve
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.study import rates as module
@@ -31,7 +31,7 @@ def search(monkeypatch: pytest.MonkeyPatch, losses: Any, recipe_rate: float = 1.
         folders[Path("study") / run.folder] = run.options.learning_rate
 
     monkeypatch.setattr(module, "RunFolder", lambda path: SimpleNamespace(read=lambda: read(path)))
-    options = resolve(find_recipe("digits"), Asked(epochs=4))
+    options = resolve(find_recipe("digits"), Overrides(epochs=4))
     return largest_rate(options, recipe_rate, Path("study"), train)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from measured_steps import made
 
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, resolve
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.timing.links import Sample, link_of
@@ -30,7 +30,7 @@ from samepath.timing.stopwatch_worker import Steps, StepShape, TimingJob, Turn, 
 
 
 def options_of() -> Options:
-    return resolve(find_recipe("digits"), Asked())
+    return resolve(find_recipe("digits"))
 
 
 def samples(latency: float, bandwidth: float) -> list[Sample]:

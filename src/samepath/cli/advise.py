@@ -78,7 +78,6 @@ def advise(
       samepath advise nodules --network 1GbE-pairs --price 0.35
       samepath advise cifar10 --data cifar-10-batches-bin --minutes 10
     """
-    from samepath.engine.run.options import Asked
     from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
     from samepath.insight.advise.advise import advise as find_advice
     from samepath.insight.folder import choose_folder, read_finding
@@ -90,7 +89,7 @@ def advise(
         recipe=recipe,
         data=data,
         keep=keep,
-        asked=Asked(**asked),
+        **asked,
         networks=networks or NETWORKS,
         floor=floor,
         max_workers=max_workers,

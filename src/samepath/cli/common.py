@@ -150,7 +150,7 @@ shaping_options = all_of(
     ),
     click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker."),
 )
-"""What every command that trains can be told about the path, by the names of `Asked`."""
+"""What every command that trains can be told about the path, by the names of `Overrides`."""
 strategy_option = click.option(
     "--strategy",
     metavar="NAME",

@@ -91,7 +91,6 @@ def profile(
       samepath profile nodules -n 2 --engine samepath,ddp,queue
       samepath profile my_recipe.py -n 4 --engine queue --cycle-ms 1 --steps 30
     """
-    from samepath.engine.run.options import Asked
     from samepath.insight.folder import choose_folder, read_finding
     from samepath.insight.profile.profile import ProfileRequest
     from samepath.insight.profile.profile import profile as profile_recipe
@@ -110,8 +109,8 @@ def profile(
         keep=keep,
         num_workers=num_workers,
         engines=tuple(parse_list("--engine", ",".join(engines))) if engines else ("samepath",),
-        steps=steps,
-        asked=Asked(**asked),
+        timed_steps=steps,
+        **asked,
         queue=QueueSettings(
             cycle_seconds=cycle_ms / 1e3, fusion_bytes=round(fusion_mib * (1 << 20))
         ),

@@ -151,7 +151,6 @@ def train(
     from samepath.data.loaders import TIMEOUT_SECONDS
     from samepath.engine.comm.environment import read_place
     from samepath.engine.elastic.machine import WorkerRange
-    from samepath.engine.run.options import Asked
     from samepath.engine.train import Request
     from samepath.engine.train import train as train_request
 
@@ -174,7 +173,7 @@ def train(
         num_workers=workers,
         machine=machine,
         timeout_seconds=timeout_seconds or TIMEOUT_SECONDS,
-        asked=Asked(**asked),
+        **asked,
         out=out,
         resume=resume,
         other_hardware=other_hardware,

@@ -74,7 +74,6 @@ def verify(
       samepath verify my_recipe.py -n 1,4 --steps 100
       samepath verify my_recipe.py -n 1,1     is it repeatable at all?
     """
-    from samepath.engine.run.options import Asked
     from samepath.engine.verify.verify import VerifyRequest
     from samepath.engine.verify.verify import verify as verify_request
 
@@ -83,7 +82,7 @@ def verify(
         data=data,
         keep=keep,
         counts=None if counts is None else parse_counts("-n", counts),
-        asked=Asked(**asked),
+        **asked,
         tell=lambda text: click.echo(text, err=True),
         display=RunDisplay,
     )

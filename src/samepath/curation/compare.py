@@ -118,9 +118,9 @@ def _only_kept(options: Options, keep: Path) -> Options:
     found = find_recipe(options.recipe, options.data, str(keep), threads=options.threads)
     kept = replace(
         options,
-        keep=found.keep,
-        keep_identity=found.keep_identity,
-        num_examples=len(training_source(found.recipe)),
+        keep=found.origin.keep,
+        keep_identity=found.origin.keep_identity,
+        num_examples=len(training_source(found)),
         train_content=None,  # the full data's
     )
     return with_fingerprints(kept, found)

@@ -276,7 +276,7 @@ def _work(
     extraction: Extraction, folder: Path, waiting: list[int], watcher: Callable[[], Watcher]
 ) -> None:
     """One worker's share of the blocks."""
-    recipe = find_recipe(extraction.recipe, extraction.data).recipe
+    recipe = find_recipe(extraction.recipe, extraction.data)
     with start(seed=extraction.seed, threads=1) as session:
         model = extraction.extractor.model(recipe)
         model.load_state_dict(load_file(folder / "weights.safetensors"))

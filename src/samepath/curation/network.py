@@ -23,7 +23,6 @@ from samepath.curation.request import CurateRequest
 from samepath.data import seed_everything
 from samepath.data.keep_list import KeepList, write_keep_list
 from samepath.engine.launch.reports import Interrupted
-from samepath.engine.run.options import Asked
 from samepath.engine.state.reopen import look_at
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import State, digest
@@ -31,7 +30,7 @@ from samepath.engine.train import Request, train
 from samepath.errors import SamepathError, UserError
 from samepath.files import brief, read_tensors
 from samepath.keys import key
-from samepath.recipe import FoundRecipe, Recipe, where
+from samepath.recipe import Recipe, where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ def weights_digest(model: nn.Module) -> str:
     return digest(State(dict(model.state_dict()), {}))
 
 
-def load_from(source: Path, found: FoundRecipe, model: nn.Module) -> None:
+def load_from(source: Path, recipe: Recipe, model: nn.Module) -> None:
     """Give a recipe's model the weights of a run, or of a safetensors file."""
     if source.is_file():
         _load_file(source, model)
@@ -71,10 +70,10 @@ def load_from(source: Path, found: FoundRecipe, model: nn.Module) -> None:
     if not source.exists():
         raise UserError(f"--from {source}: no such run or file; give a folder of `samepath train`")
     run = look_at(source)
-    if run.config.get("identity") != found.identity:
+    if run.config.get("identity") != recipe.origin.identity:
         raise UserError(
             f"--from {source}: it is a run of the recipe {run.config['recipe']}, not of "
-            f"{found.name}; give a run of {found.name}"
+            f"{recipe.origin.name}; give a run of {recipe.origin.name}"
         )
     trained, _ = run.model()
     model.load_state_dict(trained.state_dict())
@@ -128,7 +127,7 @@ def _of_file(path: Path) -> nn.Module:
 
 def network_of(
     request: CurateRequest,
-    found: FoundRecipe,
+    recipe: Recipe,
     extractor: Extractor,
     model: nn.Module,
     folder: CurationWriter,
@@ -138,7 +137,7 @@ def network_of(
     if extractor.file is not None:
         return extractor.file
     source = request.source or _train(request, folder, previous)
-    load_from(source, found, model)
+    load_from(source, recipe, model)
     return str(source)
 
 
@@ -175,7 +174,8 @@ def _train(request: CurateRequest, folder: CurationWriter, previous: KeepList | 
             data=request.data,
             keep=_fixed_copy(folder, previous),
             num_workers=request.num_workers,
-            asked=Asked(epochs=request.epochs, seed=request.seed),
+            epochs=request.epochs,
+            seed=request.seed,
             out=run.path,
             resume=run.holds_run,
             command=tuple(request.command),

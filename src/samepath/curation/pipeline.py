@@ -63,7 +63,7 @@ def _look_ahead(request: CurateRequest, subject: Subject, first: KeepList | None
     extractor = Extractor(file=request.extractor, seed=request.seed)
     model = extractor.model(subject.recipe)
     if request.source is not None:
-        load_from(request.source, subject.found, model)
+        load_from(request.source, subject.recipe, model)
     elif extractor.file is None:
         refuse_fewer_epochs(request, first)
     plan_extraction(subject.recipe, model, extractor, name=request.recipe, layer=request.layer)
@@ -109,7 +109,7 @@ class Round:
         )
         extractor = Extractor(file=request.extractor, seed=request.seed)
         model = extractor.model(subject.recipe)
-        self.source = network_of(request, subject.found, extractor, model, folder, previous)
+        self.source = network_of(request, subject.recipe, extractor, model, folder, previous)
         """Where the network's weights are from."""
         self.weights = weights_digest(model)
         extraction = plan_extraction(
@@ -270,9 +270,9 @@ class Round:
             "command": list(request.command),
             "versions": versions(),
             "recipe": request.recipe,
-            "identity": subject.found.identity,
-            "data": subject.found.data,
-            "data_identity": subject.found.data_identity,
+            "identity": subject.recipe.origin.identity,
+            "data": subject.recipe.origin.data,
+            "data_identity": subject.recipe.origin.data_identity,
             "examples_identity": subject.examples_identity,
             "num_examples": subject.num_examples,
             "class_names": list(subject.class_names),

@@ -18,7 +18,7 @@ from samepath.data.sources import labels_of
 from samepath.engine.run.options import Options, training_source
 from samepath.engine.state.progress import Display
 from samepath.errors import UserError
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import Recipe
 
 METHODS = ("dbscan", "hdbscan", "grid")
 FRACTION = 0.8
@@ -113,7 +113,7 @@ class CurateRequest:
 class Subject:
     """All training examples of a recipe."""
 
-    found: FoundRecipe
+    recipe: Recipe
     labels: NDArray[np.int64] | None
     class_names: Sequence[str]
     """By label."""
@@ -121,26 +121,24 @@ class Subject:
     num_examples: int
 
     @property
-    def recipe(self) -> Recipe:
-        return self.found.recipe
-
-    @property
     def origin(self) -> dict[str, str]:
         """What another curation in the same folder must share."""
-        return {"identity": self.found.identity, "examples_identity": self.examples_identity}
+        return {
+            "identity": self.recipe.origin.identity,
+            "examples_identity": self.examples_identity,
+        }
 
 
-def subject_of(found: FoundRecipe) -> Subject:
+def subject_of(recipe: Recipe) -> Subject:
     """Look through a recipe's training data."""
-    recipe = found.recipe
     labels = labels_of(recipe.train, recipe.train_facts, recipe.collate)
     names: list[str] = [NO_LABELS]
     if labels is not None:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= MOST_CLASSES:
             raise UserError(
-                f"the labels of {found.name} go from {low} to {high}; classes are numbered from 0, "
-                f"below {MOST_CLASSES}"
+                f"the labels of {recipe.origin.name} go from {low} to {high}; classes are "
+                f"numbered from 0, below {MOST_CLASSES}"
             )
         given = list(recipe.class_names)
         names = [
@@ -149,7 +147,7 @@ def subject_of(found: FoundRecipe) -> Subject:
         ]
     identity = examples_identity(recipe.train, recipe.collate)
     return Subject(
-        found=found,
+        recipe=recipe,
         labels=labels,
         class_names=names,
         examples_identity=identity,

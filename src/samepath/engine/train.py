@@ -23,7 +23,7 @@ from samepath.engine.elastic.step_memory import forget
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.leftovers import clear_before
 from samepath.engine.launch.reports import Interrupted
-from samepath.engine.run.options import Asked, Options, resolve
+from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
 from samepath.engine.run.tensorboard import FOLDER
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
@@ -32,7 +32,7 @@ from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.worker import launched, work
 from samepath.errors import UserError, WorkerFailed
-from samepath.recipe import FoundRecipe, find_recipe
+from samepath.recipe import Recipe, find_recipe
 from samepath.threads import limited_threads
 
 __all__ = ["Request", "join", "train"]
@@ -59,30 +59,30 @@ def _threads_of(request: Request) -> int:
     before: dict[str, Any] = {}
     if request.resume and request.out is not None:
         before = RunFolder(request.out).read()["config"]
-    return request.asked.threads or before.get("threads", 1)
+    return request.threads or before.get("threads", 1)
 
 
 def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
-    found = find_recipe(request.recipe, *files_of(request), request.source, threads=threads)
-    found = found if request.instead is None else request.instead(found)
-    request = replace(request, source=found.source)
+    recipe = find_recipe(request.recipe, *files_of(request), request.source, threads=threads)
+    recipe = recipe if request.instead is None else request.instead(recipe)
+    request = replace(request, source=recipe.origin.source)
     place = read_place(os.environ)
     is_range = isinstance(request.num_workers, WorkerRange)
     if is_range and place.launcher in (
         "mpirun",
         "srun",
     ):  # a launcher on every machine
-        return _train_with_others(request, place, found)
+        return _train_with_others(request, place, recipe)
     if place.launcher != "alone":  # torchrun, mpirun or srun started us: we are one worker of many
         request = given_workers(request, place.num_workers)
     elif is_range:
-        return _lead(request, request.machine or MachineOffer(workers=available_workers()), found)
-    request, options, folder = prepare(request, found, writes=place.worker == 0)
+        return _lead(request, request.machine or MachineOffer(workers=available_workers()), recipe)
+    request, options, folder = prepare(request, recipe, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
         if place.worker == 0:
             clear_before(folder.run_id())
         if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
-            return work(request, options, folder.path, found), folder.path
+            return work(request, options, folder.path, recipe), folder.path
         assert isinstance(request.num_workers, int)
         processes = request.num_workers + options.server
         arguments = (request, options, folder.path)
@@ -138,9 +138,9 @@ def _read_result(folder: RunFolder) -> RunResult:
 # ---- a range of workers
 
 
-def _lead(request: Request, machine: MachineOffer, found: FoundRecipe) -> tuple[RunResult, Path]:
+def _lead(request: Request, machine: MachineOffer, recipe: Recipe) -> tuple[RunResult, Path]:
     """Begin or continue a run that others may join."""
-    request, options, folder = prepare(request, found, writes=True)
+    request, options, folder = prepare(request, recipe, writes=True)
     with _status_of(folder):
         return _take_part(request, options, folder, machine), folder.path
 
@@ -165,11 +165,11 @@ def join(
         folder.unlock()
         raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
     moved = refuse_other_hardware(start_["versions"], allowed=other_hardware)
-    found = recipe_of_run(content, path)
+    recipe = recipe_of_run(content, path)
     config = content["config"] | {"strategy": strategy_of_run(content, path)}
     least, most = start_["crew"]
     request = Request(
-        recipe=found.name,
+        recipe=recipe.origin.name,
         num_workers=WorkerRange(least=least, most=most),
         out=path,
         resume=True,
@@ -178,11 +178,11 @@ def join(
         timeout_seconds=start_.get("timeout_seconds", TIMEOUT_SECONDS),
         display=display,
         elastic=True,
-        source=found.source,
+        source=recipe.origin.source,
         other_hardware=moved,
     )
     try:
-        result = _take_part(request, resolve(found, Asked(), config), folder, machine)
+        result = _take_part(request, resolve(recipe, earlier=config), folder, machine)
         _forget(folder)
         return result, path
     except Interrupted:
@@ -199,9 +199,7 @@ def join(
         folder.unlock()
 
 
-def _train_with_others(
-    request: Request, place: Place, found: FoundRecipe
-) -> tuple[RunResult, Path]:
+def _train_with_others(request: Request, place: Place, recipe: Recipe) -> tuple[RunResult, Path]:
     """One launcher of many, each on a machine of its own: the first leads, the others join."""
     if request.out is None:
         raise UserError(
@@ -212,7 +210,7 @@ def _train_with_others(
     if not place.one_machine and machine.interface is None:
         machine = replace(machine, address=address_towards(place.address))
     if place.worker == 0:
-        return _lead(request, machine, found)
+        return _lead(request, machine, recipe)
     folder, patience = RunFolder(request.out), Patience(LEADER_SECONDS)
     came = time.monotonic()
     while True:

@@ -25,20 +25,18 @@ from samepath.engine.server.worker import work_for_server
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.faults import fault_point
-from samepath.recipe import FoundRecipe
+from samepath.recipe import Recipe
 
 
-def work(
-    request: Request, options: Options, path: Path, found: FoundRecipe | None = None
-) -> RunResult:
-    """One worker's whole life (all arguments but `found` cross a process border)."""
+def work(request: Request, options: Options, path: Path, recipe: Recipe | None = None) -> RunResult:
+    """One worker's whole life (all arguments but `recipe` cross a process border)."""
     place = read_place(os.environ)
-    if found is None:
-        found = recipe_of(options, request.source)
-        found = found if request.instead is None else request.instead(found)
+    if recipe is None:
+        recipe = recipe_of(options, request.source)
+        recipe = recipe if request.instead is None else request.instead(recipe)
     if options.server and place.worker != 0:
         with stop_signals():  # the server says when to stop
-            return work_for_server(found.recipe, options, request.timeout_seconds)
+            return work_for_server(recipe, options, request.timeout_seconds)
     session = (
         ServerSession(options, request.timeout_seconds)
         if options.server
@@ -55,7 +53,7 @@ def work(
             display = request.display(options, session.num_workers)
         memory = _memory(RunFolder(path)) if request.elastic else None
         run = Run(
-            found.recipe,
+            recipe,
             options,
             session,
             RunFolder(path),

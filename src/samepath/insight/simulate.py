@@ -190,18 +190,18 @@ def find_measured(request: SimulationRequest, tell: Callable[[str], None]) -> Me
     """The measured step of a folder, or one that is measured now."""
     if Path(request.source).is_dir():
         return read_measured(Path(request.source))
-    from samepath.engine.run.options import Asked, resolve
+    from samepath.engine.run.options import Overrides, resolve
     from samepath.recipe import find_recipe
     from samepath.timing.stopwatch import measure_step
 
     found = find_recipe(request.source, request.data, request.keep, threads=request.threads or 1)
     if request.profile is None:
-        asked = Asked(
+        asked = Overrides(
             batch_size=request.batch_size, grain_size=request.grain_size, threads=request.threads
         )
         return measure_step(resolve(found, asked), seconds=request.seconds, tell=tell)
     measured = read_measured(request.profile)
-    if measured.identity != found.identity:
+    if measured.identity != found.origin.identity:
         raise UserError(
             f"--profile {request.profile} is of another recipe ({measured.recipe}) or of another "
             f"version of {request.source}; leave --profile out to measure it again"

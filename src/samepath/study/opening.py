@@ -19,8 +19,8 @@ from samepath.data import as_source
 from samepath.engine.checks.fingerprints import refuse_others
 from samepath.engine.checks.hardware import versions
 from samepath.engine.run.options import (
-    Asked,
     Options,
+    Overrides,
     made_of_options,
     refuse_recipe,
     resolve,
@@ -28,7 +28,7 @@ from samepath.engine.run.options import (
 )
 from samepath.errors import UserError
 from samepath.files import brief, is_empty, lock_folder, make_folder, read_object, write_atomically
-from samepath.recipe import FoundRecipe, find_recipe
+from samepath.recipe import Recipe, find_recipe
 from samepath.study.results import FORMAT
 
 PATIENCE = 10
@@ -76,7 +76,7 @@ class Opened:
     """A study's folder, and what all its runs share."""
 
     folder: Path
-    found: FoundRecipe
+    recipe: Recipe
     options: Options
     optimizer: str
     recipe_rate: float
@@ -90,7 +90,7 @@ class Opened:
             "format": FORMAT,
             "command": request.command,
             "versions": versions(),
-            "recipe": self.found.name,
+            "recipe": self.recipe.origin.name,
             "num_examples": self.options.num_examples,
             "num_valid": self.num_valid,
             "grain_size": self.options.grain_size,
@@ -100,25 +100,26 @@ class Opened:
 
 def look_into(request: StudyRequest) -> Opened:
     """Check what was asked; nothing is written."""
-    found = find_recipe(request.recipe, request.data, request.keep)
-    recipe = found.recipe
+    recipe = find_recipe(request.recipe, request.data, request.keep)
     if recipe.valid is None:
-        raise UserError(f"recipe {found.name!r} has no validation data; a study races to its loss")
-    asked = Asked(
+        raise UserError(
+            f"recipe {recipe.origin.name!r} has no validation data; a study races to its loss"
+        )
+    asked = Overrides(
         epochs=request.max_epochs,
         batch_size=request.batch_size,
         grain_size=request.grain_size,
         patience=request.patience,
         target="none",
     )
-    options = resolve(found, asked)
+    options = resolve(recipe, asked)
     refuse_recipe(recipe, options, 1)
-    options = with_fingerprints(options, found)
+    options = with_fingerprints(options, recipe)
     model = recipe.model()
     optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
     return Opened(
         folder=request.folder,
-        found=found,
+        recipe=recipe,
         options=options,
         optimizer=type(optimizer).__name__,
         recipe_rate=float(optimizer.param_groups[0]["lr"]),
@@ -165,7 +166,7 @@ def entered(
             )
         made_of = before.get("made_of")
         if isinstance(made_of, dict):  # not one of an older samepath
-            refuse_others(opened.found, made_of, began="study")
+            refuse_others(opened.recipe, made_of, began="study")
     elif folder.is_dir() and not is_empty(folder):
         raise UserError(f"--out {folder} is not empty and holds no study; give another folder")
     make_folder(folder)

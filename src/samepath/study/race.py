@@ -173,7 +173,7 @@ def _target(
     request: StudyRequest, opened: Opened, rate: Rate, seeds: Sequence[int], train: Train
 ) -> Target | str:
     """The target, or why the sequential runs do not reach any."""
-    given = opened.found.recipe.target if request.target is None else request.target
+    given = opened.recipe.target if request.target is None else request.target
     loss = None if given == "auto" or given is None else float(given)
     options = _at(opened.options, rate, loss)
     runs = [entry.run for entry in race_entries(options, (), (1,), seeds) if entry.run is not None]

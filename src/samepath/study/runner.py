@@ -28,7 +28,7 @@ import torch
 
 from samepath.console import Watcher
 from samepath.engine.launch.reports import Interrupted
-from samepath.engine.run.options import Asked, Options, made_of_options
+from samepath.engine.run.options import Options, made_of_options
 from samepath.engine.run.request import available_workers
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.train import Request, train
@@ -253,24 +253,22 @@ def request_for(run: PlannedRun, opened: Opened, request: StudyRequest, workers:
         data=options.data,
         keep=options.keep,
         num_workers=workers,
-        asked=Asked(
-            epochs=options.epochs,
-            target="none" if options.target is None else options.target,
-            batch_size=options.batch_size,
-            grain_size=options.grain_size,
-            seed=options.seed,
-            threads=options.threads,
-            loader_workers=options.loader_workers,
-            learning_rate=options.learning_rate,
-            weight_decay=options.weight_decay,
-            strategy=options.strategy,
-            virtual_workers=options.virtual_workers,
-            patience=options.patience,
-        ),
+        epochs=options.epochs,
+        target="none" if options.target is None else options.target,
+        batch_size=options.batch_size,
+        grain_size=options.grain_size,
+        seed=options.seed,
+        threads=options.threads,
+        loader_workers=options.loader_workers,
+        learning_rate=options.learning_rate,
+        weight_decay=options.weight_decay,
+        strategy=options.strategy,
+        virtual_workers=options.virtual_workers,
+        patience=options.patience,
         out=folder,
         resume=RunFolder(folder).holds_run,
         command=request.command,
-        source=opened.found.source,  # what the recipe's file held when the study began
+        source=opened.recipe.origin.source,  # what the recipe's file held when the study began
         made_of=made_of_options(options),
         other_hardware=request.other_hardware,
     )

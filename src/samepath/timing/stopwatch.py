@@ -176,7 +176,7 @@ def measure_step(options: Options, *, seconds: float = 30.0, tell: Tell) -> Meas
     """Take a step of a recipe apart, in about so many seconds."""
     if not seconds >= LEAST_SECONDS:
         raise UserError(f"--seconds {seconds:g}: give at least {LEAST_SECONDS:g}")
-    recipe = recipe_of(options).recipe
+    recipe = recipe_of(options)
     refuse_recipe(recipe, options, 1)
     fixed = normalises_over_grains(recipe.model())
     counts = side_by_side_counts(available_workers())
@@ -202,7 +202,7 @@ def measure_step(options: Options, *, seconds: float = 30.0, tell: Tell) -> Meas
 
 def assemble(options: Options, apart: Mapping[int, Launched], links: Launched) -> MeasuredStep:
     """A measured step from what each number of workers found; the fewest timed the grains."""
-    model = recipe_of(options).recipe.model()
+    model = recipe_of(options).model()
     first = apart[min(apart)]
     steps = {1: first.steps_of("alone", options.batch_size)} | {
         workers: launched.steps_of("together", options.batch_size)
@@ -337,7 +337,7 @@ def measure_clock(
 
     Steps that do not fit here (more workers than there are cores or GPUs, or grains; a batch larger
     than the data) are left to the model."""
-    model = recipe_of(options).recipe.model()
+    model = recipe_of(options).model()
     fixed = normalises_over_grains(model)
     grain, examples = options.grain_size, options.num_examples
     grain_shapes = [

@@ -129,7 +129,7 @@ class Bench:
         self._alone = Session(Alone(session.device), seed=job.options.seed)
         self._trainers: dict[Turn, Trainer] = {}
         self._shares: dict[Turn, Iterator[WorkerBatch]] = {}
-        recipe = recipe_of(job.options).recipe if job.turns else None
+        recipe = recipe_of(job.options) if job.turns else None
         for turn in job.turns:
             assert recipe is not None
             self._trainers[turn] = trainer = self._trainer(recipe, turn)

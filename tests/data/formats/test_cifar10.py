@@ -238,7 +238,7 @@ def test_real_batches() -> None:
 
 @needs_real
 def test_real_recipe() -> None:
-    recipe = find_recipe("cifar10-small", str(REAL / "data_batch_1.bin")).recipe
+    recipe = find_recipe("cifar10-small", str(REAL / "data_batch_1.bin"))
     assert recipe.class_names == CLASS_NAMES
     assert isinstance(recipe.train, tuple)
     batch = tuple(tensor[:8] for tensor in recipe.train)
@@ -254,7 +254,7 @@ def test_real_recipe() -> None:
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name.startswith("cifar10")])
 def test_every_recipe_is_made(name: str, tmp_path: Path) -> None:
-    recipe = find_recipe(name, str(write_binary(tmp_path))).recipe
+    recipe = find_recipe(name, str(write_binary(tmp_path)))
     with torch.device("meta"):
         model = recipe.model()
     depth = int(name.partition("resnet")[2] or 18)

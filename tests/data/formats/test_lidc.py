@@ -103,7 +103,7 @@ def test_split_says_when_it_cannot_be_exact() -> None:
 
 @pytest.fixture(scope="module", params=["nodules", "nodules-small"])
 def recipe(request: pytest.FixtureRequest) -> Recipe:
-    return find_recipe(request.param).recipe
+    return find_recipe(request.param)
 
 
 def test_recipes_hold_images_in_the_unit_interval(recipe: Recipe) -> None:
@@ -138,7 +138,7 @@ def test_categories_are_by_mean_malignancy() -> None:
 
 
 def test_recipes_train_on_what_they_say() -> None:
-    sizes = [len(find_recipe(name).recipe.train) for name in ("nodules", "nodules-small")]  # type: ignore[arg-type]
+    sizes = [len(find_recipe(name).train) for name in ("nodules", "nodules-small")]  # type: ignore[arg-type]
     assert sizes == [2651 - 256, 1391 - 256]
 
 
@@ -151,7 +151,7 @@ def test_recipes_use_the_papers_optimizer(recipe: Recipe) -> None:
 
 
 def test_the_small_recipe_learns() -> None:
-    recipe = find_recipe("nodules-small").recipe
+    recipe = find_recipe("nodules-small")
     assert isinstance(recipe.train, torch.Tensor)
     assert isinstance(recipe.valid, torch.Tensor)
     torch.manual_seed(0)

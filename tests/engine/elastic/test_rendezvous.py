@@ -51,7 +51,6 @@ from samepath.engine.elastic.signed_store import (
 from samepath.engine.launch import elastic, leftovers
 from samepath.engine.launch.elastic import Agent, FaultTolerance
 from samepath.engine.launch.reports import Interrupted
-from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import train
@@ -617,7 +616,7 @@ def test_a_leader_that_cannot_be_reached(
     monkeypatch.setattr(step_memory, "forget_strangers", lambda _: None)  # other tests'
     recipe = Path(__file__).parents[2] / "parity" / "tiny_recipe.py"
     out = tmp_path / "run"
-    train(Request(recipe=str(recipe), num_workers=1, asked=Asked(steps=1), out=out))
+    train(Request(recipe=str(recipe), num_workers=1, steps=1, out=out))
     record = json.loads((out / "run.json").read_text()) | {"status": "running", "result": None}
     record["starts"][-1]["crew"] = [1, 2]
     (out / "run.json").write_text(json.dumps(record))

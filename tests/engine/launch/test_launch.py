@@ -14,7 +14,7 @@ from pathlib import Path
 from samepath.engine.comm import store
 from samepath.engine.elastic import signed_store
 from samepath.engine.launch import launch as launching
-from samepath.engine.run.options import Asked
+from samepath.engine.run.options import Overrides
 from samepath.engine.train import Request, train
 
 recipe, out = sys.argv[1:]
@@ -39,7 +39,7 @@ def refuse(*_):
 
 launching.open_store, launching.start_workers = counted, started
 signed_store.SignedStore.__init__ = refuse
-train(Request(recipe=recipe, num_workers=2, asked=Asked(epochs=1), out=Path(out)))
+train(Request(recipe=recipe, num_workers=2, epochs=1, out=Path(out)))
 elastic = [name for name in sys.modules if name.startswith("samepath.engine.") and (
     name.endswith((".rendezvous", ".launch.elastic")))]
 print(json.dumps([opened, threads, elastic]))

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from ui_folders import make_run, step_line
 
 from samepath.cli.tensorboard import tensorboard
-from samepath.engine.run.options import Asked
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
@@ -190,8 +189,8 @@ def test_training_writes_them_and_resuming_goes_on(
     """Told once; a resumed run goes on with them by itself."""
     run = tmp_path / "run"
     request = Request(recipe="digits", num_workers=1, out=run, tensorboard=True)
-    train(replace(request, asked=Asked(epochs=1)))
-    train(replace(request, asked=Asked(epochs=2), resume=True, tensorboard=False))
+    train(replace(request, epochs=1))
+    train(replace(request, epochs=2, resume=True, tensorboard=False))
     found = events(run / "tensorboard").Scalars("train/loss")
     logged = [line for line in RunFolder(run).read_metrics() if "train_loss" in line]
     assert [(event.step, event.value) for event in found] == [

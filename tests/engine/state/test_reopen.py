@@ -15,7 +15,6 @@ import torch
 from samepath.cli import main
 from samepath.curation.network import load_from
 from samepath.engine.elastic.machine import MachineOffer
-from samepath.engine.run.options import Asked
 from samepath.engine.run.request import Request
 from samepath.engine.state.reopen import look_at, reopen
 from samepath.engine.train import join, train
@@ -43,9 +42,7 @@ def strategy(k, moment):
 
 def trained(folder: Path, recipe: str, **asked: Any) -> Path:
     """A short run in folder/run, of a recipe that is named from there."""
-    request = Request(
-        recipe=recipe, num_workers=1, asked=Asked(steps=2, **asked), out=folder / "run"
-    )
+    request = Request(recipe=recipe, num_workers=1, steps=2, **asked, out=folder / "run")
     train(request)
     return folder / "run"
 
@@ -94,7 +91,7 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     "generate": lambda run: generate(GenerateRequest(run=run, out=run.parent / "new.npz", count=1)),
     "curvature": lambda run: measure_curvature(CurvatureRequest(runs=(run,))),
     "join": lambda run: join(run, MachineOffer(workers=1)),
-    "curate": lambda run: load_from(run, found := find_recipe("draws.py"), found.recipe.model()),
+    "curate": lambda run: load_from(run, found := find_recipe("draws.py"), found.model()),
     "python": reopen,
 }
 
@@ -186,10 +183,7 @@ def test_a_run_is_opened_from_another_folder(
     }
     monkeypatch.chdir(tmp_path)
     assert reopen(run).recipe.batch_size == 10
-    asked = Asked(steps=4)
-    result, _ = train(
-        Request(recipe="home/draws.py", num_workers=1, asked=asked, out=run, resume=True)
-    )
+    result, _ = train(Request(recipe="home/draws.py", num_workers=1, steps=4, out=run, resume=True))
     assert result.steps == 4, "its strategy was found too"
 
 

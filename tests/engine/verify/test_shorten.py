@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from samepath.engine.verify.shorten import Shortened, num_valid, shorten
 from samepath.plan import Plan
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import Recipe
 
 
 def plan(examples: int, batch: int = 12, grain: int = 5) -> Plan:
@@ -58,8 +58,7 @@ def test_examples_are_chosen_evenly() -> None:
         grain_size=1,
         epochs=1,
     )
-    found = FoundRecipe("name", "identity", recipe)
-    short = Shortened(num_train=8, num_valid=5)(found).recipe
+    short = Shortened(num_train=8, num_valid=5)(recipe)
     rows = [0, 12, 25, 37, 50, 62, 75, 87]
     assert isinstance(short.train, tuple)
     assert [part.tolist() for part in short.train] == [rows, [2 * row for row in rows]]
@@ -67,6 +66,6 @@ def test_examples_are_chosen_evenly() -> None:
     assert isinstance(short.valid, torch.Tensor)
     assert short.valid.tolist() == short.valid_facts["place"].tolist() == [0, 10, 20, 30, 40]
     assert num_valid(short) == 5
-    same = Shortened(num_train=100, num_valid=50)(found).recipe
+    same = Shortened(num_train=100, num_valid=50)(recipe)
     assert same.train is recipe.train
     assert same.valid is recipe.valid

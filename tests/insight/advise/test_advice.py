@@ -11,7 +11,7 @@ import pytest
 import torch
 from measured_steps import made as made_up
 
-from samepath.engine.run.options import Asked, Options
+from samepath.engine.run.options import Options
 from samepath.errors import UserError
 from samepath.insight.advise.advice import (
     Advice,
@@ -433,7 +433,7 @@ def test_runs_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert task.most_rate_steps == 200
     assert task.noise_options.steps == 1000
     assert task.noise_options.grain_size == 4
-    few = plan_runs(replace(request, asked=Asked(steps=30)), options(), measured(), 0.1, SECONDS)
+    few = plan_runs(replace(request, steps=30), options(), measured(), 0.1, SECONDS)
     assert few.most_rate_steps == few.noise_options.steps == 30
     crowded = measured(step_seconds={"1": 3.0}, crowding={"2": 1.5})
     assert plan_runs(request, options(), crowded, 0.1, SECONDS).most_rate_steps == 0

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from samepath.engine.run.options import Asked
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
 from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
@@ -39,7 +38,7 @@ def run_of(folder: Path, loss: str = "F.mse_loss(m(b[0]), b[1])", name: str = "m
     file = folder / f"{name}.py"
     file.write_text(RECIPE.replace("LOSS", loss))
     out = folder / f"run-{name}"
-    train(Request(recipe=str(file), num_workers=1, asked=Asked(epochs=1), out=out))
+    train(Request(recipe=str(file), num_workers=1, epochs=1, out=out))
     return out
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from samepath.engine.comm.collective import Alone, Record
-from samepath.engine.run.options import Asked, resolve
+from samepath.engine.run.options import resolve
 from samepath.engine.run.session import Session
 from samepath.errors import UserError
 from samepath.insight.profile import profile as profile_module
 from samepath.insight.profile.engines import PlainLoop, Reducer
 from samepath.insight.profile.profile import ONE_CLOCK, set_clock
 from samepath.insight.profile.recorder import PhaseRecorder
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import Recipe
 
 
 class Wrapped(Reducer):
@@ -33,7 +33,7 @@ class Wrapped(Reducer):
 
 
 def loop(recipe: Recipe) -> PlainLoop:
-    options = resolve(FoundRecipe("made", "made", recipe), Asked())
+    options = resolve(recipe)
     session = Session(Alone(torch.device("cpu")), seed=0)
     return PlainLoop(recipe, options, session, PhaseRecorder(0), Wrapped)
 

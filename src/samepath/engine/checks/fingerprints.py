@@ -27,44 +27,43 @@ from samepath.builtin import BUILT_IN
 from samepath.data.content import content_of, held_content, same_content
 from samepath.errors import UserError
 from samepath.files import content_hash
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import Recipe
 
 FINGERPRINTS = ("train_content", "valid_content", "modules")
 """Fields of a run's options."""
 _DATA = {"train": "training", "valid": "validation"}
 
 
-def fingerprints(found: FoundRecipe, before: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprints(recipe: Recipe, before: Mapping[str, Any]) -> dict[str, Any]:
     """Take the fingerprints of a recipe whose functions have run once; those that were known
     `before` stay."""
     contents = {
-        f"{name}_content": before.get(f"{name}_content") or _content(found.recipe, name)
-        for name in _DATA
+        f"{name}_content": before.get(f"{name}_content") or _content(recipe, name) for name in _DATA
     }
-    return contents | {"modules": own_modules(found.name) | (before.get("modules") or {})}
+    return contents | {"modules": own_modules(recipe.origin.name) | (before.get("modules") or {})}
 
 
-def refuse_others(found: FoundRecipe, before: Mapping[str, Any], *, began: str = "run") -> None:
+def refuse_others(recipe: Recipe, before: Mapping[str, Any], *, began: str = "run") -> None:
     """Raise unless data and modules are those of which `before` holds the fingerprints."""
     instead = f"; start a new {began}, or restore"
-    for file in changed_modules(found.name, before.get("modules") or {}):
+    for file in changed_modules(recipe.origin.name, before.get("modules") or {}):
         raise UserError(f"cannot resume: {file} changed since the {began} began{instead} the file")
     for name, word in _DATA.items():
         known = before.get(f"{name}_content")
-        if known and not same_content(known, _content(found.recipe, name) or {}):
+        if known and not same_content(known, _content(recipe, name) or {}):
             raise UserError(
                 f"cannot resume: the {word} data changed since the {began} began{instead} the data"
             )
 
 
-def refuse_others_now(found: FoundRecipe, before: Mapping[str, Any]) -> None:
+def refuse_others_now(recipe: Recipe, before: Mapping[str, Any]) -> None:
     """Raise in a worker that begins while the run goes on, for changes that can be seen at a
     glance."""
-    changed = changed_modules(found.name, before.get("modules") or {})
+    changed = changed_modules(recipe.origin.name, before.get("modules") or {})
     for name, word in _DATA.items():
-        data, known = getattr(found.recipe, name), before.get(f"{name}_content")
+        data, known = getattr(recipe, name), before.get(f"{name}_content")
         if known and data is not None:
-            now = held_content(data, found.recipe.collate)
+            now = held_content(data, recipe.collate)
             if not same_content(known, now):
                 raise UserError(
                     f"the {word} data of this worker is not the run's: recipe() draws it anew in "

@@ -34,7 +34,7 @@ from samepath.engine.step.settings import StepResult
 from samepath.errors import CheckpointDamaged, Diverged, NotSaved
 from samepath.faults import fault_point
 from samepath.keys import key
-from samepath.recipe import Recipe
+from samepath.recipe import Recipe, TrainingSettings
 
 CHECKPOINT_SECONDS = 60.0
 TIMED_STEPS = 1000
@@ -61,23 +61,21 @@ def make_trainer(
     strategy = StrategySchedule(options)
     if strategy.optimizer is not None:
         optimizer = replaced(optimizer, strategy.optimizer)
+    settings = {name: getattr(recipe, name) for name in TrainingSettings.__dataclass_fields__}
+    settings |= {
+        "batch_size": strategy.plan(0, ()).batch_size,
+        "grain_size": options.grain_size,
+        "loader_workers": options.loader_workers,
+        "drop_last": options.drop_last,
+    }
     return session.prepare(
         model,
         optimizer,
         recipe.loss,
-        batch_size=strategy.plan(0, ()).batch_size,
-        grain_size=options.grain_size,
+        **settings,
         schedule=None if recipe.schedule is None else recipe.schedule(optimizer),
-        schedule_every=recipe.schedule_every,
         exact=options.exact,
-        clip_norm=recipe.clip_norm,
-        weight=recipe.weight,
-        augment=recipe.augment,
         metrics=recipe.evaluate,
-        autocast=recipe.autocast,
-        collate=recipe.collate,
-        loader_workers=options.loader_workers,
-        drop_last=options.drop_last,
         follow_speed=follow_speed,
         compare_workers=compare_workers,
         other_hardware=other_hardware,

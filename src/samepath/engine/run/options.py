@@ -29,7 +29,7 @@ from samepath.engine.step.settings import refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Plan, count_steps
-from samepath.recipe import FoundRecipe, Recipe, find_recipe, where
+from samepath.recipe import Recipe, find_recipe, where
 from samepath.strategies import find_strategy
 
 _MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
@@ -111,8 +111,9 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What was said on the command line; None where nothing was."""
+class Overrides:
+    """Settings that a person gave in place of the recipe's; None where nothing was said. Every
+    request to train inherits them."""
 
     epochs: int | None = None
     steps: int | None = None
@@ -129,11 +130,14 @@ class Asked:
     strategy: str | None = None
     virtual_workers: int | None = None
     patience: int | None = None
-    said: dict[str, Any] = field(init=False, repr=False)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The settings that were given, by name."""
+        given = {name: getattr(self, name) for name in Overrides.__dataclass_fields__}
+        return {name: value for name, value in given.items() if value is not None}
 
     def __post_init__(self) -> None:
-        said = {n: getattr(self, n) for n in self.__dataclass_fields__ if n != "said"}
-        object.__setattr__(self, "said", {n: v for n, v in said.items() if v is not None})
         for name, value in self.said.items():
             if name in ("target", "strategy"):
                 continue
@@ -155,16 +159,19 @@ def _flag(name: str) -> str:
     return names.get(name, name).replace("_", "-")
 
 
-def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = None) -> Options:
+def resolve(
+    recipe: Recipe, asked: Overrides | None = None, earlier: dict[str, Any] | None = None
+) -> Options:
     """Options for a run; on resume, what is not said is what the earlier run had."""
-    recipe = found.recipe
+    asked = asked or Overrides()
+    origin = recipe.origin
     options = Options(
-        recipe=found.name,
-        identity=found.identity,
-        data=found.data,
-        data_identity=found.data_identity,
-        keep=found.keep,
-        keep_identity=found.keep_identity,
+        recipe=origin.name,
+        identity=origin.identity,
+        data=origin.data,
+        data_identity=origin.data_identity,
+        keep=origin.keep,
+        keep_identity=origin.keep_identity,
         batch_size=recipe.batch_size,
         grain_size=recipe.grain_size,
         seed=0,
@@ -180,7 +187,7 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
         drop_last=recipe.drop_last,
     )
     if earlier is not None:
-        said_before = {n: earlier[n] for n in Asked.__dataclass_fields__ if n in earlier}
+        said_before = {n: earlier[n] for n in Overrides.__dataclass_fields__ if n in earlier}
         options = replace(options, **said_before, server=earlier.get("server", False))
     # a run of so many steps ends there, not at the recipe's number of epochs
     if "steps" in asked.said and "epochs" not in asked.said:
@@ -202,7 +209,7 @@ def resolve(found: FoundRecipe, asked: Asked, earlier: dict[str, Any] | None = N
     options = replace(options, strategy_identity=strategy.identity)
     if earlier is not None:
         _refuse_changes(earlier, asdict(options))
-        refuse_others(found, earlier)
+        refuse_others(recipe, earlier)
         known: dict[str, Any] = {name: earlier.get(name) for name in FINGERPRINTS}
         options = replace(options, **known)
     if not options.num_examples:
@@ -256,27 +263,29 @@ def _default(name: str) -> Any:
     return None if value is MISSING else value
 
 
-def recipe_of(options: Options, source: bytes | None = None) -> FoundRecipe:
+def recipe_of(options: Options, source: bytes | None = None) -> Recipe:
     """The recipe of a run, found again (in another process, say): its data, its keep-list. `source`
     is what the recipe's file held when the run began."""
-    found = find_recipe(options.recipe, options.data, options.keep, source, threads=options.threads)
-    refuse_others_now(found, asdict(options))
+    recipe = find_recipe(
+        options.recipe, options.data, options.keep, source, threads=options.threads
+    )
+    refuse_others_now(recipe, asdict(options))
     strategy = find_strategy(options.strategy, options.strategy_identity)
     for file, before, now in (
-        (options.recipe, options.identity, found.identity),
-        (options.data, options.data_identity, found.data_identity),
-        (options.keep, options.keep_identity, found.keep_identity),
+        (options.recipe, options.identity, recipe.origin.identity),
+        (options.data, options.data_identity, recipe.origin.data_identity),
+        (options.keep, options.keep_identity, recipe.origin.keep_identity),
         (options.strategy, options.strategy_identity, strategy.identity),
     ):
         if before != now:
             raise UserError(f"{file} has changed since the run began; put it back as it was")
-    return found
+    return recipe
 
 
-def with_fingerprints(options: Options, found: FoundRecipe) -> Options:
+def with_fingerprints(options: Options, recipe: Recipe) -> Options:
     """Add the fingerprints of data and modules. Call it after `refuse_recipe`, which
     has run the recipe's functions once."""
-    return replace(options, **fingerprints(found, asdict(options)))
+    return replace(options, **fingerprints(recipe, asdict(options)))
 
 
 def made_of_options(options: Options) -> dict[str, Any]:

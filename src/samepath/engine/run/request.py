@@ -19,8 +19,8 @@ from samepath.engine.checks.hardware import refuse_other_hardware
 from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerRange, leader_answers
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import (
-    Asked,
     Options,
+    Overrides,
     refuse_recipe,
     resolve,
     with_fingerprints,
@@ -32,14 +32,14 @@ from samepath.engine.state.progress import Display, RunResult
 from samepath.engine.state.reopen import code_of, strategy_of_run
 from samepath.engine.state.run_folder import RunFolder, claim_next, next_free
 from samepath.errors import UserError
-from samepath.recipe import FoundRecipe
+from samepath.recipe import Recipe
 from samepath.strategies import find_strategy
 from samepath.strategies.asynchronous import Asynchronous
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a person asked for."""
+class Request(Overrides):
+    """What a person asked for: a recipe, settings in place of its own, workers, a folder."""
 
     recipe: str
     data: str | None = None
@@ -52,7 +52,6 @@ class Request:
     """What this machine brings to a run of a range; all its GPUs or cores when not given."""
     timeout_seconds: float = TIMEOUT_SECONDS
     """A worker that does not answer for so long counts as lost."""
-    asked: Asked = field(default_factory=Asked)
     out: Path | None = None
     """The run's folder; runs/<recipe>-<number> when not given."""
     resume: bool = False
@@ -74,7 +73,7 @@ class Request:
     other_hardware: bool = False
     """Go on although the machine, or its torch, is another than the run's. In a request that has
     been prepared: they are."""
-    instead: Callable[[FoundRecipe], FoundRecipe] | None = None
+    instead: Callable[[Recipe], Recipe] | None = None
     """Makes the recipe that is trained of the one that was found; must pickle."""
     watch: Callable[[Run], Callable[[RunResult], None]] | None = None
     """Told of the run on every worker, before its first step there; what it returns is told the
@@ -98,7 +97,7 @@ def _uses_server(request: Request) -> bool:
     """Asynchronous updates are real ones, unless they are those of so many virtual workers."""
     if request.resume and request.out is not None:
         return bool(RunFolder(request.out).read()["config"].get("server", False))
-    strategy, virtual = request.asked.strategy, request.asked.virtual_workers
+    strategy, virtual = request.strategy, request.virtual_workers
     if strategy is None or virtual is not None:
         return False
     return isinstance(find_strategy(strategy).function, Asynchronous)
@@ -133,7 +132,7 @@ def given_workers(request: Request, num_processes: int) -> Request:
 
 
 def prepare(
-    request: Request, found: FoundRecipe, *, writes: bool
+    request: Request, recipe: Recipe, *, writes: bool
 ) -> tuple[Request, Options, RunFolder]:
     """Check everything that can be checked, then make or reopen the folder."""
     if request.resume and request.out is None:
@@ -157,9 +156,9 @@ def prepare(
     elif writes:
         folder.refuse_if_used()
     before = earlier and earlier["config"]
-    if earlier is not None and request.asked.strategy is None:  # it may have been typed elsewhere
+    if earlier is not None and request.strategy is None:  # it may have been typed elsewhere
         before = earlier["config"] | {"strategy": strategy_of_run(earlier, folder.path)}
-    options = resolve(found, request.asked, before)
+    options = resolve(recipe, request, before)
     options = replace(options, server=_uses_server(request))
     most = options.plan.num_grains if options.exact else options.batch_size
     asked = request.num_workers
@@ -175,19 +174,19 @@ def prepare(
         workers = asked if isinstance(asked, int) else min(available, most)
     if options.server:  # each worker has whole batches
         workers = asked if isinstance(asked, int) else available
-    elif earlier is None and request.asked.virtual_workers is None:
-        options = replace(options, virtual_workers=workers if request.asked.strategy else 1)
+    elif earlier is None and request.virtual_workers is None:
+        options = replace(options, virtual_workers=workers if request.strategy else 1)
     plan = StrategySchedule(options).plan(0, ())
     if request.made_of is not None:
-        refuse_others(found, request.made_of, began="study")
-    refuse_recipe(found.recipe, options, min(workers, 1) if options.server else workers, plan)
+        refuse_others(recipe, request.made_of, began="study")
+    refuse_recipe(recipe, options, min(workers, 1) if options.server else workers, plan)
     if request.watch is None:
-        options = with_fingerprints(options, found)
+        options = with_fingerprints(options, recipe)
     if writes:
         if request.out is None:
             folder = RunFolder(claim_next(request.recipe))
         for_others = _for_others(request, asked) | ({"other_hardware": True} if moved else {})
-        code = code_of(found, options.strategy)
+        code = code_of(recipe, options.strategy)
         folder.write(asdict(options), list(request.command), earlier, workers, code, **for_others)
         (folder.path / ENDPOINT_FILE).unlink(missing_ok=True)  # of a leader that was killed
     number = asked if isinstance(asked, WorkerRange) else workers
@@ -211,8 +210,8 @@ def _refuse_range(request: Request, options: Options) -> None:
             f"-n {request.num_workers}: asynchronous updates go through one server and have no "
             "path to keep; give a number of workers"
         )
-    if request.asked.strategy and request.asked.virtual_workers is None and not request.resume:
+    if request.strategy and request.virtual_workers is None and not request.resume:
         raise UserError(
-            f"-n {request.num_workers}: --strategy {request.asked.strategy} goes by a number of "
+            f"-n {request.num_workers}: --strategy {request.strategy} goes by a number of "
             "workers; add --as-workers K"
         )

@@ -29,7 +29,7 @@ from samepath.engine.state.state import load_model
 from samepath.engine.state.weights import Epoch, kept_weights, load_weights
 from samepath.errors import UserError
 from samepath.files import read_whole
-from samepath.recipe import FoundRecipe, Recipe, find_recipe
+from samepath.recipe import Recipe, find_recipe
 
 MOST_SOURCE_BYTES = 1 << 24
 
@@ -45,7 +45,7 @@ class ReopenedRun:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe; its code runs when it is first asked for."""
-        return recipe_of_run(self.record, self.folder.path).recipe
+        return recipe_of_run(self.record, self.folder.path)
 
     @property
     def draws(self) -> bool:
@@ -108,12 +108,12 @@ def reopen(path: Path) -> ReopenedRun:
 # ---- the Python files that a run names
 
 
-def code_of(found: FoundRecipe, strategy: str) -> dict[str, Any]:
+def code_of(recipe: Recipe, strategy: str) -> dict[str, Any]:
     """Describe a run's Python files for run.json, beside what was typed."""
     return {
-        "recipe": None if found.name in BUILT_IN else os.path.abspath(found.name),
+        "recipe": None if recipe.origin.name in BUILT_IN else os.path.abspath(recipe.origin.name),
         "strategy": os.path.abspath(strategy) if strategy.endswith(".py") else None,
-        "draws": found.recipe.show is not None,
+        "draws": recipe.show is not None,
     }
 
 
@@ -122,7 +122,7 @@ def needs_code_to_draw(record: Mapping[str, Any]) -> bool:
     return _code(record).get("draws") is not False
 
 
-def recipe_of_run(record: Mapping[str, Any], folder: Path) -> FoundRecipe:
+def recipe_of_run(record: Mapping[str, Any], folder: Path) -> Recipe:
     """The recipe of the run in a folder, on the data it was trained with."""
     config = record["config"]
     name, source = config["recipe"], None
@@ -134,14 +134,14 @@ def recipe_of_run(record: Mapping[str, Any], folder: Path) -> FoundRecipe:
     for file in changed_modules(name, _modules(config)):
         raise _changed("file", file, folder)
     threads = config.get("threads", 1)
-    found = find_recipe(name, config.get("data"), config.get("keep"), source, threads=threads)
+    recipe = find_recipe(name, config.get("data"), config.get("keep"), source, threads=threads)
     for what, identity, here in (
-        ("data", "data_identity", found.data_identity),
-        ("keep", "keep_identity", found.keep_identity),
+        ("data", "data_identity", recipe.origin.data_identity),
+        ("keep", "keep_identity", recipe.origin.keep_identity),
     ):
         if config.get(identity) != here:
             raise _changed("keep-list" if what == "keep" else what, config[what], folder)
-    return found
+    return recipe
 
 
 def strategy_of_run(record: Mapping[str, Any], folder: Path) -> str:

@@ -1,6 +1,6 @@
 """Settings of a training, and the input and result of one step.
 
-Guaranteed: nonsense is refused by name when the settings are made, in own loops as in recipes.
+The settings are those that recipes and own loops share (`recipe.TrainingSettings`), and the run's.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samepath.data import Draws
 from samepath.engine.noise_scale import NoiseSample
 from samepath.errors import UserError
 from samepath.plan import Batch
-from samepath.recipe import check_training
+from samepath.recipe import TrainingSettings
 
 _SHAPE_THE_PATH = (
     "batch_size",
@@ -32,36 +31,16 @@ _SHAPE_THE_PATH = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(TrainingSettings):
     """Settings by which a model is trained, apart from its data."""
 
-    batch_size: int
-    """Examples of one step."""
-    grain_size: int
-    """Examples computed at once."""
     seed: int = 0
     """Decides order, dropout and augmentation."""
     exact: bool = True
     """Same bits at every worker count; otherwise each worker computes its whole share at once and
     the path is the same up to rounding."""
-    clip_norm: float | None = None
-    """Clip gradients to this global norm."""
-    weight: Callable[[Any], float] | None = None
-    """What a grain counts for, when not its number of examples."""
-    augment: Callable[[Any, Draws], Any] | None = None
-    """Changes training examples with numbers keyed by (seed, epoch, example)."""
     metrics: Callable[[nn.Module, Any], Mapping[str, Tensor]] | None = None
     """Means by name for validation; the loss alone when not given."""
-    autocast: torch.dtype | None = None
-    """Run forward passes under torch.autocast with this dtype."""
-    schedule_every: Literal["step", "epoch"] = "epoch"
-    """When the schedule advances."""
-    collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of a Dataset's items."""
-    loader_workers: int = 0
-    """Loader processes, for Datasets."""
-    drop_last: bool = False
-    """Leave out the last batch of each epoch where it is short."""
     compare_workers: bool = True
     """Workers compare their models before the first step, on the way and at the end (`verify`,
     which looks for differences itself, goes on where they differ)."""
@@ -71,9 +50,6 @@ class Settings:
     follow_speed: bool = True
     """A slow worker gets fewer grains, which changes no bits (with `exact`; without it, shares stay
     even)."""
-
-    def __post_init__(self) -> None:
-        check_training(self)
 
     def shaping(self) -> dict[str, Any]:
         """Settings that a resumed trainer must have again, as a checkpoint holds them."""

@@ -102,7 +102,7 @@ class Runner:
         request = replace(
             self._request,
             num_workers=leg.num_workers,
-            asked=replace(self._request.asked, steps=leg.stop),
+            steps=leg.stop,
             out=out,
             resume=resume,
             watch=job,

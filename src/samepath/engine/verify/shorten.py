@@ -16,7 +16,7 @@ from samepath.data import as_source
 from samepath.data.sources import only_rows
 from samepath.engine.run.options import training_source
 from samepath.plan import Plan
-from samepath.recipe import FoundRecipe, Recipe
+from samepath.recipe import Recipe
 
 STEPS_OF_NEXT = 3
 """Of the next epoch, if there are steps enough: an epoch's beginning follows its end."""
@@ -32,8 +32,7 @@ class Shortened:
     num_valid: int | None
     """None where the recipe has no validation data."""
 
-    def __call__(self, found: FoundRecipe) -> FoundRecipe:
-        recipe = found.recipe
+    def __call__(self, recipe: Recipe) -> Recipe:
         rows = _evenly(self.num_train, len(training_source(recipe)))
         if rows is not None:
             recipe = replace(
@@ -49,7 +48,7 @@ class Shortened:
                     valid=only_rows(recipe.valid, rows),
                     valid_facts={name: values[rows] for name, values in recipe.valid_facts.items()},
                 )
-        return replace(found, recipe=recipe)
+        return recipe
 
 
 def _evenly(count: int, total: int) -> NDArray[np.int64] | None:

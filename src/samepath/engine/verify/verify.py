@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samepath.data.sources import TensorSource
 from samepath.engine.comm.environment import read_place
-from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve, training_source
+from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve, training_source
 from samepath.engine.run.request import Request
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state import checkpoint
@@ -36,7 +36,7 @@ from samepath.engine.verify.shorten import num_valid, shorten
 from samepath.engine.verify.trace import Grains, WorkerTrace, state_path
 from samepath.errors import UserError
 from samepath.owners import owned_folder
-from samepath.recipe import FoundRecipe, find_recipe
+from samepath.recipe import Recipe, find_recipe
 from samepath.threads import limited_threads
 
 COUNTS = (1, 2, 3, 5)
@@ -46,7 +46,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyRequest:
+class VerifyRequest(Overrides):
     """What a person asked for."""
 
     recipe: str
@@ -56,7 +56,7 @@ class VerifyRequest:
     """A keep-list: the examples to train on."""
     counts: Sequence[int] | None = None
     """Worker counts; the first is what the others are compared with."""
-    asked: Asked = field(default_factory=lambda: Asked(steps=20))
+    steps: int | None = 20
     tell: Callable[[str], None] = lambda text: None
     """Told what begins."""
     display: Callable[[Options, int], Display] | None = None
@@ -159,29 +159,27 @@ class Verdict:
 
 def verify(request: VerifyRequest) -> Verdict:
     """Train at every count and compare everything the promise covers."""
-    threads = request.asked.threads or 1
+    threads = request.threads or 1
     with limited_threads(threads):
-        found, options, counts = _prepare(request, threads)
-    plan, valid, steps = (
-        StrategySchedule(options).plan(0, ()),
-        num_valid(found.recipe),
-        options.steps or 1,
-    )
+        recipe, options, counts = _prepare(request, threads)
+    plan = StrategySchedule(options).plan(0, ())
+    valid, steps = num_valid(recipe), options.steps or 1
     shortened = shorten(plan, valid, steps, max(counts))
     per_epoch = -(-shortened.num_train // plan.batch_size)
     routes: list[Route] = [[Leg(count, steps)] for count in counts]
     stops = stops_of(steps, per_epoch)
     if stops:
         routes.append(_resumed(counts, [*stops, steps]))
+    said = request.said
+    if request.strategy is not None:
+        said["virtual_workers"] = options.virtual_workers
     to_train = Request(
         recipe=request.recipe,
         data=request.data,
         keep=request.keep,
-        asked=request.asked
-        if request.asked.strategy is None
-        else replace(request.asked, virtual_workers=options.virtual_workers),
+        **said,
         display=request.display,
-        source=found.source,
+        source=recipe.origin.source,
         instead=shortened,
     )
     with owned_folder("verify-") as folder:
@@ -194,7 +192,7 @@ def verify(request: VerifyRequest) -> Verdict:
             _, place = min(parted)
             first = partings[place]
             assert first is not None
-            difference = _Look(runner, found, runs[0], runs[place]).into(first)
+            difference = _Look(runner, recipe, runs[0], runs[place]).into(first)
     return Verdict(
         options=options,
         trained=Trained(
@@ -227,18 +225,18 @@ def _resumed(counts: Sequence[int], stops: Sequence[int]) -> Route:
     return [Leg(order[number % len(order)], stop) for number, stop in enumerate(stops)]
 
 
-def _prepare(request: VerifyRequest, threads: int) -> tuple[FoundRecipe, Options, list[int]]:
+def _prepare(request: VerifyRequest, threads: int) -> tuple[Recipe, Options, list[int]]:
     """Check everything that can be checked."""
     if read_place(os.environ).launcher != "alone":
         raise UserError(
             "verify starts its own workers at every count; run it without torchrun, mpirun or srun"
         )
-    if (request.asked.steps or 0) < 1:
-        raise UserError(f"--steps {request.asked.steps}: at least one step is needed to compare")
-    found = find_recipe(request.recipe, request.data, request.keep, threads=threads)
-    options = resolve(found, request.asked)
+    if (request.steps or 0) < 1:
+        raise UserError(f"--steps {request.steps}: at least one step is needed to compare")
+    recipe = find_recipe(request.recipe, request.data, request.keep, threads=threads)
+    options = resolve(recipe, request)
     counts = list(request.counts or ())
-    if request.asked.strategy is not None and request.asked.virtual_workers is None:
+    if request.strategy is not None and request.virtual_workers is None:
         options = replace(options, virtual_workers=max(counts, default=max(COUNTS)))
     plan = StrategySchedule(options).plan(0, ())
     counts = counts or [count for count in COUNTS if count <= plan.num_grains]
@@ -251,8 +249,8 @@ def _prepare(request: VerifyRequest, threads: int) -> tuple[FoundRecipe, Options
             f"add --grain {max(1, plan.batch_size // 2)}"
         )
     for count in counts:
-        refuse_recipe(found.recipe, options, count, plan)
-    return found, options, counts
+        refuse_recipe(recipe, options, count, plan)
+    return recipe, options, counts
 
 
 def _counted(run: Recorded, found: RunParting | None) -> Counted:
@@ -270,9 +268,9 @@ def _counted(run: Recorded, found: RunParting | None) -> Counted:
 class _Look:
     """Repeats two runs up to the step at which they part, and looks inside."""
 
-    def __init__(self, runner: Runner, found: FoundRecipe, one: Recorded, other: Recorded) -> None:
+    def __init__(self, runner: Runner, recipe: Recipe, one: Recorded, other: Recorded) -> None:
         self._runner = runner
-        self._found = found
+        self._recipe = recipe
         self._runs = (one, other)
 
     def into(self, first: RunParting) -> Difference:
@@ -310,7 +308,7 @@ class _Look:
                 reproduced=reproduced or not attempts,
                 resumed_at=self._runs[1].legs[leg][worker].first_step if leg else None,
                 same_batch_gradient=same_gradient,
-                data_in_memory=isinstance(training_source(self._found.recipe), TensorSource),
+                data_in_memory=isinstance(training_source(self._recipe), TensorSource),
                 kinds=before.kinds,
             ),
         )

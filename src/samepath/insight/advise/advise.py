@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from samepath.console import Watcher
-from samepath.engine.run.options import Asked, Options, refuse_recipe, resolve
+from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
 from samepath.insight.advise.advice import (
@@ -49,14 +49,12 @@ FEWEST_GRAINS, MORE_GRAINS = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdviseRequest:
-    """What a person asked for."""
+class AdviseRequest(Overrides):
+    """What a person asked for; `steps` bounds each short run."""
 
     recipe: str
     data: str | None = None
     keep: str | None = None
-    asked: Asked = field(default_factory=Asked)
-    """`steps` bounds each short run."""
     networks: tuple[str, ...] = NETWORKS
     floor: float = FLOOR
     max_workers: int | None = None
@@ -152,7 +150,7 @@ def refuse(request: AdviseRequest) -> None:
     price = request.price_per_worker_hour
     if price is not None and not 0.0 <= price < float("inf"):
         raise UserError(f"--price {price:g}: give what a worker costs an hour, such as 0.9")
-    if request.asked.steps == 0:
+    if request.steps == 0:
         raise UserError("--steps 0: a short run has at least one step; leave --steps out")
     for text in request.networks:
         check_cluster(text)
@@ -160,13 +158,11 @@ def refuse(request: AdviseRequest) -> None:
 
 def _look_into(request: AdviseRequest) -> tuple[Options, float]:
     """The recipe's options, without an end before its epochs', and its learning rate."""
-    found = find_recipe(
-        request.recipe, request.data, request.keep, threads=request.asked.threads or 1
-    )
-    options = resolve(found, replace(request.asked, steps=None))
-    refuse_recipe(found.recipe, options, 1)
-    model = found.recipe.model()
-    optimizer = found.recipe.optimizer(p for p in model.parameters() if p.requires_grad)
+    recipe = find_recipe(request.recipe, request.data, request.keep, threads=request.threads or 1)
+    options = resolve(recipe, replace(request, steps=None))
+    refuse_recipe(recipe, options, 1)
+    model = recipe.model()
+    optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
     options = replace(options, target=None, patience=None)
     return options, float(optimizer.param_groups[0]["lr"])
 
@@ -180,7 +176,7 @@ def plan_runs(
 ) -> ShortRunsTask:
     """What fits the time."""
     training = options.epochs * options.plan.steps_per_epoch
-    most = min(training, request.asked.steps or training)
+    most = min(training, request.steps or training)
     grain = noise_grain(options, fixed=measured.grain_fixed)
     noise = replace(options, grain_size=grain, steps=most)
     workers = min(available_workers(), noise.plan.num_grains)

@@ -82,7 +82,7 @@ def short_runs(task: ShortRunsTask) -> ShortRuns:
 
 def _work(task: ShortRunsTask, folder: Path) -> None:
     """One worker's part."""
-    recipe = only_training(recipe_of(task.options).recipe)
+    recipe = only_training(recipe_of(task.options))
     with start(seed=task.options.seed, threads=task.options.threads) as session:
         began = time.perf_counter()
         losses, rate_steps, note = _try_rates(recipe, task, session, began)

@@ -26,7 +26,7 @@ from samepath.engine.comm.collective import Collective, machine_name
 from samepath.engine.comm.environment import read_place
 from samepath.engine.comm.peers import Peers
 from samepath.engine.launch.launch import launch
-from samepath.engine.run.options import Asked, Options, recipe_of, refuse_recipe, resolve
+from samepath.engine.run.options import Options, Overrides, recipe_of, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import Session, start
 from samepath.errors import UserError
@@ -55,7 +55,7 @@ ONE_CLOCK = "one machine: its workers share a clock"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileRequest:
+class ProfileRequest(Overrides):
     """What the user asked for."""
 
     recipe: str
@@ -64,9 +64,8 @@ class ProfileRequest:
     """A keep-list: the examples to train on."""
     num_workers: int | Literal["auto"] = "auto"
     engines: tuple[str, ...] = ("samepath",)
-    steps: int = STEPS
+    timed_steps: int = STEPS
     """How many to time of each engine, after its first ones."""
-    asked: Asked = field(default_factory=Asked)
     queue: QueueSettings = field(default_factory=QueueSettings)
     """For the engine `queue`."""
     measure: bool = True
@@ -75,14 +74,15 @@ class ProfileRequest:
     """Makes, on worker 0, what shows progress; must pickle."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = ", ".join(ENGINES)
         for name in self.engines:
             if name not in ENGINES:
                 raise UserError(f"--engine {name}: there is no such engine; use {known}")
         if not self.engines:
             raise UserError(f"--engine names nothing; use one or several of {known}")
-        if self.steps < 1:
-            raise UserError(f"--steps {self.steps}: it must be at least 1")
+        if self.timed_steps < 1:
+            raise UserError(f"--steps {self.timed_steps}: it must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +122,11 @@ def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | N
         )
     request = replace(request, engines=tuple(dict.fromkeys(request.engines)))
     place = read_place(os.environ)
-    recipe = find_recipe(
-        request.recipe, request.data, request.keep, threads=request.asked.threads or 1
-    )
-    options = resolve(recipe, request.asked)
+    recipe = find_recipe(request.recipe, request.data, request.keep, threads=request.threads or 1)
+    options = resolve(recipe, request)
     workers = _num_workers(request, options)
     exact = options.exact and "samepath" in request.engines
-    refuse_recipe(recipe.recipe, replace(options, exact=exact), workers)
+    refuse_recipe(recipe, replace(options, exact=exact), workers)
     found: Timings | None
     if place.launcher == "alone":
         count = f"{workers} {'worker' if workers == 1 else 'workers'}"
@@ -215,7 +213,7 @@ def _work(options: Options, request: ProfileRequest) -> Timings | None:
         recorders = {name: PhaseRecorder(session.worker) for name in request.engines}
         peers = {name: Peers(PEER_SECONDS) for name in request.engines if name != "samepath"}
         try:
-            recipe, queue = recipe_of(options).recipe, request.queue
+            recipe, queue = recipe_of(options), request.queue
             engines = {
                 name: make_engine(name, recipe, options, session, recorder, peers.get(name), queue)
                 for name, recorder in recorders.items()
@@ -238,7 +236,7 @@ def _take_turns(
 ) -> None:
     """Take all steps of all engines, in turns."""
     watcher = request.watcher() if session.is_first else SilentWatcher()
-    all_turns = turns(request.steps, several=len(engines) > 1)
+    all_turns = turns(request.timed_steps, several=len(engines) > 1)
     all_steps = sum(map(len, all_turns)) * len(engines)
     done = 0
     try:
