@@ -173,7 +173,7 @@ def body(folder: str) -> None:
             found[f"case {name}"] = sha(cases.run(make, session))
         for name, construct in constructs.CONSTRUCTS.items():
             if construct.verdict == "same bits":
-                found[f"construct {name}"] = sha(constructs.train(construct, session))
+                found[f"construct {name}"] = sha(constructs.train(construct.begin(), session))
         if session.worker == 0:
             (Path(folder) / f"bodies-{session.num_workers}.json").write_text(json.dumps(found))
 

@@ -174,7 +174,7 @@ class Rule:
     factor: Callable[[float], float] = lambda epochs: 1.0
     """Of the rate, by passes over the data."""
     lag: int = 0
-    optimizer: Callable[[Any], torch.optim.Optimizer] = momentum
+    reference: Callable[[Any], torch.optim.Optimizer] = momentum
     attack: Callable[[nn.Module, Data], Data] = lambda model, piece: piece
 
 
@@ -209,7 +209,7 @@ def by_hand(
 ) -> list[Weights]:
     """The weights after every update of a plain loop."""
     net, (inputs, labels) = model().to(dtype), data(dtype)
-    optimizer = rule.optimizer(net.parameters())
+    optimizer = rule.reference(net.parameters())
     rate = optimizer.param_groups[0]["lr"]
     waiting: list[Weights] = []
     path: list[Weights] = []
@@ -282,53 +282,41 @@ class Pair:
     model: Make = simple
 
 
+def pair(
+    strategy: str, k: int, *, optimizer: Any = momentum, model: Make = simple, **rule: Any
+) -> Pair:
+    return Pair(strategy=strategy, k=k, rule=Rule(**rule), optimizer=optimizer, model=model)
+
+
 PAIRS = [
-    Pair(strategy="strong", k=8, rule=Rule()),
-    Pair(strategy="weak", k=2, rule=Rule(batch=lambda _: 16)),
-    Pair(strategy="weak", k=3, rule=Rule(batch=lambda _: 24)),
-    Pair(strategy="linear", k=2, rule=Rule(batch=lambda _: 16, factor=lambda _: 2.0)),
-    Pair(strategy="sqrt", k=3, rule=Rule(batch=lambda _: 24, factor=lambda _: math.sqrt(3))),
-    Pair(strategy="warmup:epochs=2", k=3, rule=Rule(batch=lambda _: 24, factor=line(3, 2))),
-    Pair(
-        strategy="sqrt-warmup:epochs=1.5",
-        k=2,
-        rule=Rule(batch=lambda _: 16, factor=line(math.sqrt(2), 1.5)),
+    pair("strong", 8),
+    pair("weak", 2, batch=lambda _: 16),
+    pair("weak", 3, batch=lambda _: 24),
+    pair("linear", 2, batch=lambda _: 16, factor=lambda _: 2.0),
+    pair("sqrt", 3, batch=lambda _: 24, factor=lambda _: math.sqrt(3)),
+    pair("warmup:epochs=2", 3, batch=lambda _: 24, factor=line(3, 2)),
+    pair("sqrt-warmup:epochs=1.5", 2, batch=lambda _: 16, factor=line(math.sqrt(2), 1.5)),
+    pair("lars:epochs=2:rate=2", 3, batch=lambda _: 24, factor=line(3, 2), reference=lars),
+    pair(
+        "lamb:epochs=2", 2, optimizer=adam,
+        batch=lambda _: 16, factor=line(math.sqrt(2), 2), reference=lamb,
     ),
-    Pair(
-        strategy="lars:epochs=2:rate=2",
-        k=3,
-        rule=Rule(batch=lambda _: 24, factor=line(3, 2), optimizer=lars),
+    pair(
+        "decay:milestones=1+2:factor=2", 3, factor=lambda now: [1.0, 1 / 2, 1 / 4][min(int(now), 2)]
     ),
-    Pair(
-        strategy="lamb:epochs=2",
-        k=2,
-        rule=Rule(batch=lambda _: 16, factor=line(math.sqrt(2), 2), optimizer=lamb),
-        optimizer=adam,
+    pair(  # 8, 16, then 24 instead of 32 and the rest from the rate
+        "growth:milestones=1+2:factor=2", 3,
+        batch=lambda epoch: [8, 16, 24][min(epoch, 2)],
+        factor=lambda now: [1.0, 1.0, 3 / 4][min(int(now), 2)],
     ),
-    Pair(
-        strategy="decay:milestones=1+2:factor=2",
-        k=3,
-        rule=Rule(factor=lambda now: [1.0, 1 / 2, 1 / 4][min(int(now), 2)]),
+    pair("stale", 2, lag=1),
+    pair("stale:lag=3", 2, lag=3),
+    pair("asynchronous", 4, lag=3),
+    pair("asynchronous:bound=1", 4, lag=1),
+    pair(  # until its first measure: the recipe's batch
+        "curvature-adversarial:epsilon=0.1:share=0.5", 2, attack=fast_gradient_sign, model=with_norm
     ),
-    Pair(  # 8, 16, then 24 instead of 32 and the rest from the rate
-        strategy="growth:milestones=1+2:factor=2",
-        k=3,
-        rule=Rule(
-            batch=lambda epoch: [8, 16, 24][min(epoch, 2)],
-            factor=lambda now: [1.0, 1.0, 3 / 4][min(int(now), 2)],
-        ),
-    ),
-    Pair(strategy="stale", k=2, rule=Rule(lag=1)),
-    Pair(strategy="stale:lag=3", k=2, rule=Rule(lag=3)),
-    Pair(strategy="asynchronous", k=4, rule=Rule(lag=3)),
-    Pair(strategy="asynchronous:bound=1", k=4, rule=Rule(lag=1)),
-    Pair(  # until its first measure: the recipe's batch
-        strategy="curvature-adversarial:epsilon=0.1:share=0.5",
-        k=2,
-        rule=Rule(attack=fast_gradient_sign),
-        model=with_norm,
-    ),
-]
+]  # fmt: skip
 ADAPTIVE = {"curvature", "curvature-adversarial", "noise"}
 """Also or only further down, over several epochs."""
 
@@ -447,7 +435,7 @@ def test_noise_chooses_the_batch_that_grain_gradients_say(session: Session) -> N
     rule = Rule(
         batch=lambda epoch: round(BATCH * factors[epoch]),
         factor=lambda now: math.sqrt(factors[int(now)]),
-        optimizer=slow,
+        reference=slow,
     )
     expected = by_hand(
         rule, dtype=dtype, piece_size=NUM_EXAMPLES, updates=20, model=lopsided, end_epoch=measure

@@ -2,7 +2,8 @@
 
 k is given, so the path is one path; how many workers there really are must not show. The recipe has
 batch norm, dropout, augmentation, a schedule and a short last batch. One launch per worker count
-runs every strategy. Nothing looks at a run before its end: gradients that are under way stay so.
+runs every strategy; two workers over the network resume all of them. Nothing looks at a run before
+its end: gradients that are under way stay so.
 """
 
 from __future__ import annotations
@@ -45,13 +46,8 @@ STRATEGIES = {
     "lamb:epochs=2": 2,
 }
 SETTINGS: list[tuple[int, Link]] = [
-    (1, "auto"),
-    (2, "auto"),
-    (3, "auto"),
-    (5, "auto"),
-    (2, "network"),
-    (3, "network"),
-]
+    (1, "auto"), (2, "auto"), (3, "auto"), (5, "auto"), (3, "network"),
+]  # fmt: skip
 
 
 def recorded(run: Run) -> list[str]:
