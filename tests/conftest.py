@@ -25,4 +25,4 @@ def forked(fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
     from samepath.engine.verify import runs
 
-    monkeypatch.setattr(runs, "_train_in_fresh_process", train_in_forked_process)
+    monkeypatch.setattr(runs, "train_in_fresh_process", train_in_forked_process)

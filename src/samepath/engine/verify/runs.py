@@ -157,7 +157,7 @@ class Runner:
             watch=job,
         )
         if leg.num_workers == 1:
-            _train_in_fresh_process(request)
+            train_in_fresh_process(request)
         else:
             train(request)
         result = RunFolder(out).read()["result"]
@@ -165,7 +165,7 @@ class Runner:
             raise Interrupted(result.get("signal") or signal.SIGINT)
 
 
-def _train_in_fresh_process(request: Request) -> None:
+def train_in_fresh_process(request: Request) -> None:
     """Train in a process of its own: nothing that this process has done reaches it. What it raises
     is raised here."""
     with owned_folder() as reports:
