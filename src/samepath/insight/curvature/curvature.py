@@ -9,12 +9,13 @@ can be found wrong with runs and models is found before a worker is started.
 
 from __future__ import annotations
 
+import json
 import math
-import pickle
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +58,9 @@ EIGEN_SHARE = 0.5
 """The loss rises faster along eigenvectors: lines and planes go so far of the radius."""
 MOST_PRODUCTS = 400
 """For the eigenvalues of one run."""
+
+FOUND = "found.json"
+"""What the first worker leaves for the process that started it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,17 +188,16 @@ def measure_curvature(request: CurvatureRequest, vectors: Path | None = None) ->
         )
     workers = min(workers, sample.num_grains)
     with owned_folder() as scratch:
-        file = Path(scratch) / "found"
-        arguments = (request, sample.grain_size, int(runs[0].config["threads"]), file)
+        arguments = (request, sample.grain_size, int(runs[0].config["threads"]), Path(scratch))
         if workers == 1:
             _work(*arguments)
         else:
             launch(_work, arguments, workers)
-        found, all_vectors = zip(*pickle.loads(file.read_bytes()), strict=True)
-    if vectors is not None and request.save_vectors:
-        vectors.mkdir(parents=True, exist_ok=True)
-        for number, tensors in enumerate(all_vectors, 1):
-            save_file(tensors, vectors / f"eigenvectors-{number}.safetensors")
+        found = [_read(content) for content in json.loads((Path(scratch) / FOUND).read_text())]
+        if vectors is not None and request.save_vectors:
+            vectors.mkdir(parents=True, exist_ok=True)
+            for file in Path(scratch).glob("*.safetensors"):
+                shutil.move(file, vectors / file.name)
     return Curvature(
         recipe=runs[0].config["recipe"],
         seed=request.seed,
@@ -252,8 +255,21 @@ def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
 # ---- one worker
 
 
-def _work(request: CurvatureRequest, grain_size: int, threads: int, file: Path) -> None:
-    """One worker's life; the first worker writes what it found for all runs to the file."""
+def _read(content: dict[str, Any]) -> RunCurvature:
+    """A run's result, of the JSON that the first worker left."""
+    parts = {
+        "rise": Rise,
+        "random_line": Line,
+        "random_plane": Plane,
+        "eigen_line": Line,
+        "eigen_plane": Plane,
+    }
+    made = {name: content[name] and kind(**content[name]) for name, kind in parts.items()}
+    return RunCurvature(**content | made)
+
+
+def _work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path) -> None:
+    """One worker's life; the first worker leaves what it found for all runs in the folder."""
     short = [path.resolve().name for path in request.runs]
     names = short if len(set(short)) == len(short) else map(str, request.runs)
     with start(seed=request.seed, threads=threads) as session:
@@ -263,8 +279,12 @@ def _work(request: CurvatureRequest, grain_size: int, threads: int, file: Path) 
                 _measure(session, request, grain_size, reopen(path), name, watcher)
                 for path, name in zip(request.runs, names, strict=True)
             ]
+        results = [result for result in found if result is not None]
         if session.is_first:
-            file.write_bytes(pickle.dumps(found))
+            (folder / FOUND).write_text(json.dumps([asdict(result) for result, _ in results]))
+            for number, (_, tensors) in enumerate(results, 1):
+                if tensors:
+                    save_file(tensors, folder / f"eigenvectors-{number}.safetensors")
 
 
 def _measure(
