@@ -14,7 +14,7 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
@@ -68,6 +68,24 @@ class Bucket(ABC):
         until the next launch. Settling all buckets before finishing any saves waits."""
 
 
+class RowExchange(ABC):
+    """Bytes that every worker sends to all others in several rounds of a batch. A round leaves at
+    once; its turn among buckets does not matter."""
+
+    @abstractmethod
+    def begin(self, sizes: Sequence[Sequence[int]]) -> None:
+        """Get ready for a batch: `sizes[worker][turn]` are the bytes that a worker sends in a round
+        (the same on every worker; fewer rounds where it has less to send)."""
+
+    @abstractmethod
+    def launch(self, message: Tensor) -> None:
+        """Send the next round's message: bytes, as many as were said (none after the last)."""
+
+    @abstractmethod
+    def finish(self) -> list[list[Tensor]]:
+        """Wait for all messages: by worker and round, valid until the batch after the next."""
+
+
 class Collective(ABC):
     """The workers of a run, seen from one of them."""
 
@@ -90,6 +108,10 @@ class Collective(ABC):
         """A bucket of so many values."""
 
     @abstractmethod
+    def row_exchange(self) -> RowExchange:
+        """An exchange of bytes between all workers (all of them make one together)."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the group."""
 
@@ -107,6 +129,10 @@ class Collective(ABC):
         padded = np.frombuffer(mine.ljust(int(lengths.max())), np.uint8).copy()
         records = self.gather(padded)
         return [r[:length].tobytes() for r, length in zip(records, lengths, strict=True)]
+
+    def gather_aside(self, mine: bytes) -> list[bytes]:
+        """Gather bytes, of any length, from all workers, while a record may be on its way."""
+        return self.gather_bytes(mine)
 
     def agree(self, here: bool) -> bool:
         """True when it is true on every worker."""
@@ -132,6 +158,9 @@ class Alone(Collective):
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
         raise AssertionError("one worker adds its own sums and needs no bucket")
 
+    def row_exchange(self) -> RowExchange:
+        raise AssertionError("one worker has all rows")
+
     def close(self) -> None:
         pass
 
@@ -153,6 +182,8 @@ class Network(Collective):
         self.scatter_group: dist.ProcessGroup | None = dist.group.WORLD
         with _peers_may_leave():
             self.gather_group: dist.ProcessGroup | None = dist.new_group(timeout=timeout)
+        self.row_group: dist.ProcessGroup | None = None
+        """Of messages between all workers, whose order against buckets differs between workers."""
         self._travelling: deque[NetworkBucket] = deque()
 
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
@@ -179,6 +210,12 @@ class Network(Collective):
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
         return NetworkBucket(self, length, dtype, exact=exact)
 
+    def row_exchange(self) -> RowExchange:
+        if self.row_group is None:
+            with _peers_may_leave():
+                self.row_group = dist.new_group(timeout=timedelta(seconds=self.timeout_seconds))
+        return NetworkRows(self)
+
     def sent(self, bucket: NetworkBucket) -> None:
         """A bucket's sums are on their way to the workers that add them."""
         self._travelling.append(bucket)
@@ -196,7 +233,7 @@ class Network(Collective):
         if self._owns_group and dist.is_initialized():
             # A group ends its threads when the last who holds it lets go. Left for the end of the
             # interpreter, a thread that still has a tensor to free there aborts the process.
-            self.scatter_group = self.gather_group = None
+            self.scatter_group = self.gather_group = self.row_group = None
             dist.destroy_process_group()
 
 
@@ -401,6 +438,42 @@ class NetworkBucket(Bucket):
         assert self._work is not None
         wait(self._work)
         return self._rows[0, : self._length]
+
+
+class NetworkRows(RowExchange):
+    """Sends every message to all other workers at once (all_to_all)."""
+
+    def __init__(self, collective: Network) -> None:
+        self._collective = collective
+
+    def begin(self, sizes: Sequence[Sequence[int]]) -> None:
+        self._sizes = sizes
+        self._rounds: list[tuple[dist.Work, Tensor, list[int], Tensor]] = []
+
+    def launch(self, message: Tensor) -> None:
+        here, turn = self._collective, len(self._rounds)
+        received = [each[turn] if turn < len(each) else 0 for each in self._sizes]
+        assert message.numel() == received[here.worker]
+        outgoing = message.repeat(here.num_workers)
+        incoming = message.new_empty(sum(received))
+        work = dist.all_to_all_single(
+            incoming,
+            outgoing,
+            output_split_sizes=received,
+            input_split_sizes=[message.numel()] * here.num_workers,
+            group=here.row_group,
+            async_op=True,
+        )
+        self._rounds.append((work, incoming, received, outgoing))
+
+    def finish(self) -> list[list[Tensor]]:
+        found: list[list[Tensor]] = [[] for _ in self._sizes]
+        for turn, (work, incoming, received, _) in enumerate(self._rounds):
+            wait(work)
+            for worker, message in enumerate(incoming.split(received)):
+                if turn < len(self._sizes[worker]):
+                    found[worker].append(message)
+        return found
 
 
 def machine_name() -> str:

@@ -27,6 +27,7 @@ _SHAPE_THE_PATH = (
     "autocast",
     "schedule_every",
     "drop_last",
+    "factors",
 )
 
 
