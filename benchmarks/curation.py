@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.curation.embed import Embedding
-from samepath.curation.features import extract, plan_extraction
-from samepath.curation.network import Extractor, load_from
+from samepath.curation.features import Extractor, extract, load_from, plan_extraction
 from samepath.curation.pipeline import curate
 from samepath.curation.reasons import held_out_beliefs, label_errors
 from samepath.curation.request import CurateRequest

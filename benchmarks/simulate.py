@@ -185,7 +185,7 @@ def time_messages(path: Path) -> None:
             for _ in range(BLOCK):
                 bucket.begin(how)
                 bucket.launch()
-                bucket.settle()
+                bucket.add_chunk()
                 bucket.finish()
             wall = (time.perf_counter() - began) / BLOCK
             mine = (time.process_time() - cores) / BLOCK

@@ -17,12 +17,11 @@ from pathlib import Path
 from samepath.report.page import markdown
 from samepath.report.study import (
     efficiency_table,
-    others_of,
     predictions_table,
     rates_table,
-    strong_of,
     time_table,
 )
+from samepath.report.words import base_name
 from samepath.study.results import Study, from_json
 
 ROOT = Path(__file__).parents[1]
@@ -62,9 +61,11 @@ def beside_the_paper(study: Study, strategies: list[str]) -> str:
 
 
 def tables(name: str, study: Study) -> dict[str, str]:
+    strong = [strategy for strategy in study.strategies if base_name(strategy) == "strong"]
+    others = [strategy for strategy in study.strategies if strategy not in strong]
     found = {
-        f"{name}-strong": beside_the_paper(study, strong_of(study)),
-        f"{name}-others": beside_the_paper(study, others_of(study)),
+        f"{name}-strong": beside_the_paper(study, strong),
+        f"{name}-others": beside_the_paper(study, others),
         f"{name}-times": markdown(time_table(study)),
         f"{name}-predictions": markdown(predictions_table(study)),
         f"{name}-verdict": f"> {study.verdict}\n",

@@ -23,8 +23,8 @@ def fault_point(name: str, **facts: Any) -> None:
         _handler(name, **facts)
 
 
-def set_fault_handler(handler: Handler) -> None:
-    """Have a handler called at every fault point of this process."""
+def set_fault_handler(handler: Handler | None) -> None:
+    """Have a handler (None: none) called at every fault point of this process."""
     global _handler
     _handler = handler
 

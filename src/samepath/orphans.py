@@ -15,9 +15,8 @@ _ON_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
 
 
 def die_with_parent() -> None:
-    """Linux: when the parent of this process is killed, so is it (no process is left to stop it,
-    and a run that is continued elsewhere must not be written to from here). On other systems the
-    run's lock has to do."""
+    """Linux: end this process when its parent is killed (a run that is continued elsewhere must
+    not be written to from here). On other systems the run's lock has to do."""
     if _prctl is not None:
         _prctl(_ON_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
 
@@ -25,27 +24,19 @@ def die_with_parent() -> None:
 def die_with_launcher() -> None:
     """End this process with the launcher for which a fork server started it."""
     die_with_parent()
-    _watch_launcher()
-    _let_go_of_server()  # only now: it must not end before its end reaches this one
-
-
-def _watch_launcher() -> None:
-    """The fork server, whose death ends this process, takes a second or two to die when the
-    launcher is killed: long enough for another machine to lead the run, and for two to write it."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None
 
     def watch() -> None:
+        # The fork server, whose death ends this process, takes a second or two to die when the
+        # launcher is killed: long enough for another machine to lead the run, and two to write it
         launcher.join()
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="samepath-launcher", daemon=True).start()
-
-
-def _let_go_of_server() -> None:
-    """The fork server ends when no process holds the other end of its pipe. Python hands that to
-    every child too, so that the server of a launcher that was killed would live as long as its
-    workers, and they with it."""
+    # The fork server ends when no process holds the other end of its pipe. Python hands that to
+    # every child too: the server of a launcher that was killed would live as long as its workers,
+    # and they with it. Let go only now: it must not end before its end reaches this process.
     server: Any = multiprocessing.forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)

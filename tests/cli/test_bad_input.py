@@ -310,85 +310,90 @@ def test_the_users_line_is_shown_for_any_path(run: Run, tmp_path: Path) -> None:
 # ---- folders
 
 
-def test_folder_of_another_run(run: Run) -> None:
+def test_folders_that_hold_something_else(run: Run) -> None:
     recipe = write("")
-    assert run("train", recipe, "-n", "1", "--steps", "1", "--out", "run")[0] == 0
-    refused(run, "train", recipe, "-n", "1", "--out", "run", says=("holds another run", "--resume"))
+    Path("full").mkdir()
+    Path("full/notes.txt").write_text("mine")
+    Path("no-run").mkdir()
+    Path("no-run/run.json").write_text("{}")
+    Path("file").write_text("mine")
+    refused(run, "train", recipe, "--out", "full", says=("full is not empty",))
+    refused(run, "train", recipe, "--out", "file", says=("file is a file", "give a folder"))
+    refused(run, "train", recipe, "--out", "file/a", says=("file/a",))
+    says = ("run.json", "not a run")
+    refused(run, "train", recipe, "--out", "no-run", "--resume", says=says)
 
 
-def test_folder_that_is_not_empty(run: Run) -> None:
-    Path("run").mkdir()
-    Path("run/notes.txt").write_text("mine")
-    refused(run, "train", write(""), "--out", "run", says=("run is not empty",))
+CHANGED: list[tuple[list[str], tuple[str, ...]]] = [
+    (["--seed", "1"], ("seed (was 0, now 1)",)),
+    (["--batch-size", "4"], ("batch_size (was 6, now 4)",)),
+    (["--grain", "3", "--threads", "2"], ("grain_size (was 2", "threads (was 1, now 2)")),
+    (["--strategy", "linear"], ("strategy (was 'strong', now 'linear')",)),
+    (["--exact", "off"], ("exact (was True, now False)",)),
+]
 
 
-def test_folder_that_is_a_file(run: Run) -> None:
-    Path("run").write_text("mine")
-    refused(run, "train", write(""), "--out", "run", says=("run is a file", "give a folder"))
-    refused(run, "train", write(""), "--out", "run/a", says=("run/a",))
-
-
-@pytest.mark.parametrize(
-    ("flags", "changes", "says"),
-    [
-        (["--seed", "1"], "", ("seed (was 0, now 1)",)),
-        (["--batch-size", "4"], "", ("batch_size (was 6, now 4)",)),
-        (["--grain", "3", "--threads", "2"], "", ("grain_size (was 2", "threads (was 1, now 2)")),
-        (["--strategy", "linear"], "", ("strategy (was 'strong', now 'linear')",)),
-        (["--exact", "off"], "", ("exact (was True, now False)",)),
-        ([], "\n# another file now", ("mine.py changed since the run began", "restore the file")),
-    ],
-)
-def test_resume_with_another_configuration(
-    flags: list[str], changes: str, says: tuple[str, ...], run: Run
-) -> None:
+def test_resuming_what_is_not_the_same_run(run: Run) -> None:
+    """One run, and all that it cannot be continued with."""
     recipe = write("")
-    assert run("train", recipe, "-n", "1", "--steps", "1", "--out", "run")[0] == 0
-    write(changes)
-    refused(
-        run, "train", recipe, "-n", "1", "--out", "run", "--resume", *flags,
-        says=("cannot resume", *says),
-    )  # fmt: skip
-
-
-def test_resume_with_another_recipe(run: Run) -> None:
-    assert run("train", write(""), "-n", "1", "--steps", "1", "--out", "run")[0] == 0
-    other = write("# another", "other.py")
-    says = ("the run's recipe is mine.py, and not other.py", "start a new run")
-    refused(run, "train", other, "-n", "1", "--out", "run", "--resume", says=says)
-    refused(run, "train", "digits", "-n", "1", "--out", "run", "--resume", says=("not digits",))
-    same = write("", "moved.py")
-    assert run("train", same, "-n", "1", "--out", "run", "--resume")[0] == 0
-
-
-def test_resume_on_another_machine(run: Run) -> None:
-    recipe = write("")
-    assert run("train", recipe, "-n", "1", "--steps", "1", "--out", "run")[0] == 0
+    begin = ("train", recipe, "-n", "1", "--out", "run")
+    assert run(*begin, "--steps", "1")[0] == 0
+    refused(run, *begin, says=("holds another run", "--resume"))
+    for flags, says in CHANGED:
+        refused(run, *begin, "--resume", *flags, says=("cannot resume", *says))
+    write("\n# another file now")
+    says = ("cannot resume", "mine.py changed since the run began", "restore the file")
+    refused(run, *begin, "--resume", says=says)
+    for other, says in (
+        (
+            write("# another", "other.py"),
+            ("the run's recipe is mine.py, and not other.py", "new run"),
+        ),
+        ("digits", ("not digits",)),
+    ):
+        refused(run, "train", other, "-n", "1", "--out", "run", "--resume", says=says)
+    again = ("train", write("", "moved.py"), "-n", "1", "--out", "run", "--resume")
+    assert run(*again, "--steps", "2")[0] == 0, "the same recipe under another name"
     content = json.loads(Path("run/run.json").read_text())
     content["starts"][-1]["versions"]["torch"] = "1.0"
     Path("run/run.json").write_text(json.dumps(content))
-    again = ("train", recipe, "-n", "1", "--out", "run", "--resume")
     refused(run, *again, says=("trained with torch 1.0", "add --other-hardware"))
     assert run(*again, "--other-hardware")[0] == 0
 
 
-def test_resume_of_a_file_that_is_no_run(run: Run) -> None:
-    Path("run").mkdir()
-    Path("run/run.json").write_text("{}")
-    refused(run, "train", write(""), "--out", "run", "--resume", says=("run.json", "not a run"))
-
-
 # ---- what only shows while it trains
+
+SPARSE_FUNCTION = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 2))
+    def forward(self, inputs):
+        return F.embedding(inputs[:, 0].abs().long() % 4, self.table, sparse=True)
+model = Net
+"""
 
 
 @pytest.mark.parametrize("num_workers", ["1", "2"])
-def test_a_loss_that_is_no_number(num_workers: str, run: Run) -> None:
-    recipe = write("def loss(model, batch):\n    return model(batch[0]).mean(1)")
-    code, out, err = run("train", recipe, "-n", num_workers, "--out", "run")
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            "def loss(model, batch):\n    return model(batch[0]).mean(1)",
+            ("shape (2,)", "the mean over its examples"),
+        ),
+        (SPARSE_FUNCTION, ("the gradient of 'table' is sparse",)),
+    ],
+    ids=["a loss that is no number", "a sparse gradient"],
+)
+def test_refused_in_the_first_step(
+    changes: str, says: tuple[str, ...], num_workers: str, run: Run
+) -> None:
+    code, out, err = run("train", write(changes), "-n", num_workers, "--out", "run")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "shape (2,)" in err
-    assert "the mean over its examples" in err
+    for words in says:
+        assert words in err
 
 
 RAISING_DATASET = """
@@ -428,7 +433,7 @@ train = (inputs, targets, torch.arange(12))
 
 def loss(model, batch):
     value = F.mse_loss(model(batch[0]), batch[1])
-    return value * float("nan") if 11 in batch[2] else value
+    return {LOSS} if 11 in batch[2] else value
 
 def evaluate(model, batch):
     return {"loss": F.mse_loss(model(batch[0]), batch[1])}
@@ -440,62 +445,27 @@ more = {"evaluate": evaluate}
 @pytest.mark.parametrize("num_workers", ["1", "2", "3"])
 def test_divergence(num_workers: str, run: Run) -> None:
     """Example 11 makes one grain NaN: the run ends before that step, wherever the grain was."""
-    recipe = write(DIVERGING)
+    recipe = write(DIVERGING.replace("{LOSS}", "value * float('nan')"))
     code, out, err = run("train", recipe, "-n", num_workers, "--seed", "3", "--out", "run")
     assert code == 3, err
     assert "diverged: the loss became nan at step 1" in out
     written = json.loads(Path("run/run.json").read_text())
     assert written["status"] == "diverged"
     assert written["result"]["steps"] == 1
-
-    before = run(
-        "train", recipe, "-n", "1", "--seed", "3", "--steps", "1", "--out", "one", "--json"
-    )
+    begin = ("train", recipe, "-n", "1", "--seed", "3")
+    before = run(*begin, "--steps", "1", "--out", "one", "--json")
     assert json.loads(before[1])["digest"] == written["result"]["digest"]
     assert [p.name for p in Path("run/checkpoints").iterdir()] == ["step-00000001"]
-
-
-INFINITE_GRADIENT = """
-train = (inputs, targets, torch.arange(12))
-
-def loss(model, batch):
-    value = F.mse_loss(model(batch[0]), batch[1])
-    return value + torch.sqrt(0 * value) if 11 in batch[2] else value
-
-def evaluate(model, batch):
-    return {"loss": F.mse_loss(model(batch[0]), batch[1])}
-
-more = {"evaluate": evaluate}
-"""
 
 
 @pytest.mark.parametrize("num_workers", ["1", "2"])
 def test_a_gradient_that_is_not_finite(num_workers: str, run: Run) -> None:
     """The square root of zero has a value but no gradient; the weights are kept from it."""
-    recipe = write(INFINITE_GRADIENT)
+    recipe = write(DIVERGING.replace("{LOSS}", "value + torch.sqrt(0 * value)"))
     code, out, err = run("train", recipe, "-n", num_workers, "--seed", "3", "--out", "run")
     assert code == 3, err
     assert "diverged: the gradient's norm became nan at step 1" in out
     assert json.loads(Path("run/run.json").read_text())["result"]["valid_loss"] != "nan"
-
-
-SPARSE_FUNCTION = """
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Parameter(torch.zeros(4, 2))
-    def forward(self, inputs):
-        return F.embedding(inputs[:, 0].abs().long() % 4, self.table, sparse=True)
-model = Net
-"""
-
-
-@pytest.mark.parametrize("num_workers", ["1", "2"])
-def test_a_gradient_that_is_sparse(num_workers: str, run: Run) -> None:
-    code, out, err = run("train", write(SPARSE_FUNCTION), "-n", num_workers, "--out", "run")
-    assert (code, out) == (2, "")
-    assert "the gradient of 'table' is sparse" in err
-    assert err.count("\n") == 1
 
 
 TALKING = """

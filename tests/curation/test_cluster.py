@@ -19,8 +19,6 @@ from samepath.curation.cluster import (
     knee,
     sample_grid,
 )
-from samepath.curation.keep import random_control
-from samepath.data.keep_list import KeepList
 from samepath.errors import UserError
 
 
@@ -100,16 +98,15 @@ def test_a_class_of_few_points_is_kept_whole() -> None:
     labels = np.array([0] * 60 + [7] * 4)
     fitted = ClassClustering().fit(blobs(60, 4), labels)
     small = fitted.classes_[1]
-    assert (small.label, small.how, small.eps, small.num_noise) == (7, "too few points", None, 0)
+    assert (small.label, small.how, small.eps) == (7, "too few points", None)
     assert (fitted.labels_[60:] == 0).all()
 
 
 def test_hdbscan_leaves_single_blobs_in_one_piece() -> None:
     points, labels = blobs(400, 400), np.repeat([0, 1], 400)
     fitted = ClassClustering(method="hdbscan").fit(points, labels)
-    for facts in fitted.classes_:
-        assert facts.num_clusters == 1
-        assert facts.num_noise < 0.2 * 400
+    assert [facts.num_clusters for facts in fitted.classes_] == [1, 1]
+    assert (fitted.labels_ < 0).mean() < 0.2
 
 
 @pytest.mark.parametrize(("eps", "min_samples"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
@@ -140,21 +137,3 @@ def test_a_grid_sample_of_any_size() -> None:
         assert kept.sum() == min(number, 40)
     assert len(sample_grid(points[:0], 5, examples=examples[:0])[0]) == 0
     assert len(set(grid_cells(points, 4))) > 4
-
-
-def test_the_control_has_as_many_of_each_class() -> None:
-    labels = np.repeat([0, 1, 2], [50, 30, 20])
-    kept = np.arange(100) % 3 == 0
-    candidates = np.arange(100) % 10 != 0
-    keep_list = KeepList(
-        labels=labels,
-        positions=np.zeros((100, 2), np.float32),
-        clusters=np.zeros(100, np.int64),
-        kept=kept,
-        reasons=["" if each else "noise" for each in kept],
-    )
-    chosen = random_control(keep_list, candidates, seed=4).kept
-    for label in range(3):
-        assert chosen[labels == label].sum() == kept[labels == label].sum()
-    assert not chosen[~candidates].any()
-    assert not np.array_equal(chosen, kept)

@@ -123,25 +123,17 @@ def stamps(folder: Path) -> dict[str, int]:
     return {path.name.split("-")[0]: path.stat().st_mtime_ns for path in files}
 
 
-def test_the_same_again_computes_nothing(folder: Path) -> None:
+def test_only_what_is_not_there_is_computed_again(folder: Path) -> None:
     before, keep = stamps(folder), (folder / "keep.csv").read_bytes()
     assert set(before) == {"features", "map", "labels", "inputs"}
     curate(request(folder))
     assert stamps(folder) == before
     assert (folder / "keep.csv").read_bytes() == keep
-
-
-def test_another_eps_computes_only_what_comes_after(folder: Path) -> None:
-    before = stamps(folder)
     curate(request(folder, eps={"": 5.0, "3": 0.2}))
-    assert stamps(folder) == before
+    assert stamps(folder) == before, "clusters come after all of it"
     rows = about(folder)["classes"]
     assert [rows[label]["eps"] for label in (0, 3)] == [5.0, 0.2]
     assert rows[3]["num_kept"] < rows[0]["num_kept"]
-
-
-def test_a_damaged_cache_is_computed_again(folder: Path) -> None:
-    keep = (folder / "keep.csv").read_bytes()
     (damaged,) = (folder / "cache").glob("labels-*")
     content = bytearray(damaged.read_bytes())
     content[-10] ^= 1
@@ -153,19 +145,15 @@ def test_a_damaged_cache_is_computed_again(folder: Path) -> None:
 
 
 def test_hdbscan_and_grid(folder: Path) -> None:
-    assert about_of(folder, method="hdbscan")["num_kept"] > 200
-    facts = about_of(folder, method="grid", fraction=0.5)
+    assert curate(request(folder, method="hdbscan"))["num_kept"] > 200
+    facts = curate(request(folder, method="grid", fraction=0.5))
     for row in facts["classes"]:
         assert row["num_kept"] == round(0.5 * row["num_examples"])
     assert "sampled out" in read_keep_list(folder / "keep.csv").reasons
 
 
-def about_of(folder: Path, **asked: Any) -> dict[str, Any]:
-    return curate(request(folder, **asked))
-
-
 def test_rounds_drop_more_and_keep_the_reasons(folder: Path, kept: KeepList) -> None:
-    facts = about_of(folder, rounds=2)
+    facts = curate(request(folder, rounds=2))
     last = read_keep_list(folder / "keep.csv")
     assert len(last) == 406, "over all examples"
     assert (last.kept <= kept.kept).all()
@@ -209,9 +197,6 @@ def test_the_report_draws_it_all_and_names_the_next_step(folder: Path, run: Run)
     assert "near-duplicate" in text
     for name in ("map", "classes", "kdistance", "dropped"):
         assert (folder / f"{name}.png").stat().st_size > 5000
-
-
-def test_json_is_all_there_is_on_standard_output(folder: Path, run: Run) -> None:
     code, out, _ = run("--out", str(folder), "--json")
     assert code == 0
     assert json.loads(out) | {"command": 0} == about(folder) | {"command": 0}
@@ -271,16 +256,13 @@ def test_the_folder_of_another_is_refused(folder: Path, tmp_path: Path, run: Run
     assert "is a file" in run("--out", str(tmp_path / "full" / "thesis.txt"))[2]
 
 
-def test_a_keep_list_that_was_changed_is_not_written_over(folder: Path, run: Run) -> None:
+def test_what_is_there_is_not_written_over(folder: Path, run: Run) -> None:
+    assert "was trained for 6" in run("--out", str(folder), "--epochs", "2")[2]
     with (folder / "keep.csv").open("a") as file:
         file.write("\n")
     code, _, err = run("--out", str(folder))
     assert code == 2
     assert "has been changed" in err
-
-
-def test_a_network_of_more_epochs_is_not_had_back(folder: Path, run: Run) -> None:
-    assert "was trained for 6" in run("--out", str(folder), "--epochs", "2")[2]
 
 
 def test_features_that_are_no_numbers(tmp_path: Path) -> None:

@@ -9,8 +9,15 @@ from numpy.typing import NDArray
 
 from samepath.curation.embed import nearest
 from samepath.curation.inputs import look
-from samepath.curation.keep import first_reasons
-from samepath.curation.reasons import exact_duplicates, far_from_all, label_errors, near_duplicates
+from samepath.curation.reasons import (
+    exact_duplicates,
+    far_from_all,
+    first_reasons,
+    label_errors,
+    near_duplicates,
+    random_control,
+)
+from samepath.data.keep_list import KeepList
 
 
 def clusters(
@@ -119,7 +126,8 @@ def test_near_duplicates_are_close_in_features_and_in_inputs() -> None:
 
 def test_an_example_has_its_most_telling_reason() -> None:
     yes, no = np.array([True, True, False]), np.array([False, True, False])
-    assert first_reasons({"noise": yes, "label error": no}, 3) == ["noise", "label error", ""]
+    found = first_reasons({"noise": yes, "label error": no}, 3)
+    assert found.tolist() == ["noise", "label error", ""]
 
 
 @pytest.mark.parametrize(
@@ -159,3 +167,20 @@ def test_digests_are_of_the_inputs_alone() -> None:
     found = look((inputs, torch.tensor([0, 1, 2, 3])))["digests"]
     assert len(np.unique(found, axis=0)) == 3
     assert np.array_equal(found[0], found[3])
+
+
+def test_the_control_is_chosen_among_candidates() -> None:
+    labels, kept = np.repeat([0, 1, 2], [50, 30, 20]), np.arange(100) % 3 == 0
+    candidates = np.arange(100) % 10 != 0
+    keep_list = KeepList(
+        labels=labels,
+        positions=np.zeros((100, 2), np.float32),
+        clusters=np.zeros(100, np.int64),
+        kept=kept,
+        reasons=["" if each else "noise" for each in kept],
+    )
+    chosen = random_control(keep_list, candidates, seed=4).kept
+    for label in range(3):
+        assert chosen[labels == label].sum() == kept[labels == label].sum()
+    assert not chosen[~candidates].any()
+    assert not np.array_equal(chosen, kept)

@@ -14,10 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import elastic_runs
 from elastic_runs import SAMEPATH, children, ended, lines, num_lines, workers_of
 
-from samepath.engine.run.request import Request
-from samepath.engine.train import train
 from samepath.files import LOCK
 
 RECIPE = Path(__file__).parent / "braked_recipe.py"
@@ -31,9 +30,7 @@ Outcome = tuple[str, list[dict[str, Any]]]
 
 def undisturbed(folder: Path) -> Outcome:
     """What one worker comes to that nothing happens to."""
-    request = Request(recipe=str(RECIPE), num_workers=1, epochs=EPOCHS, out=folder / "undisturbed")
-    result, out = train(request)
-    return result.digest, lines(out)
+    return elastic_runs.undisturbed(folder, EPOCHS, RECIPE)
 
 
 class Braked:

@@ -113,11 +113,17 @@ def undisturbed(
 
 
 def harm(
-    phase: str, worker: int | None, step: int = -1, how: str = "SIGKILL", times: int = 1
+    phase: str,
+    worker: int | None,
+    step: int = -1,
+    how: str = "SIGKILL",
+    *,
+    times: int = 1,
+    after: int = 0,
 ) -> dict[str, Any]:
     """One worker (None: any) comes to grief in a phase of a step, or of the first one after it that
-    has such a phase."""
-    return {"phase": phase, "worker": worker, "step": step, "how": how, "times": times}
+    has such a phase; `after` so many of them."""
+    return locals()
 
 
 def harmful(

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -34,7 +35,7 @@ PLAN: dict[str, Any] = json.loads((HERE / "harm.json").read_text())
 sys.path.insert(0, PLAN["tiny_recipe"])
 import tiny_recipe  # noqa: E402
 
-WORKER = int(os.environ["LOCAL_RANK"]) if "SAMEPATH_STORE" in os.environ else None
+WORKER = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None
 """Which it is, also when others have been left out."""
 STEPS = HERE / "steps.txt"
 
@@ -44,6 +45,7 @@ def steps_begun() -> list[int]:
 
 
 now = max(steps_begun(), default=-1)
+calls = Counter[str]()
 
 
 def marked(number: int, times: int) -> bool:
@@ -57,23 +59,27 @@ def marked(number: int, times: int) -> bool:
 
 def point(phase: str, first: Callable[[], object] = lambda: None) -> None:
     """Here somebody may be harmed; `first` makes it worse."""
+    calls[phase] += 1
     for number, harm in enumerate(PLAN["harms"]):
-        here = harm["phase"] == phase and harm["worker"] in (WORKER, None) and now >= harm["step"]
-        if here and marked(number, harm["times"]):
+        here = harm["phase"] == phase and harm["worker"] in (WORKER, None)
+        due = now >= harm["step"] and calls[phase] > harm["after"]
+        if here and due and marked(number, harm["times"]):
             first()
             do(harm["how"])
 
 
 def do(how: str) -> None:
+    if how.startswith("late "):  # others come further first
+        time.sleep(0.3)
+        how = how.removeprefix("late ")
     if how == "raise":
         raise RuntimeError("the scanner is on fire")
     if how == "exit":
         sys.exit(0)
+    if how == "exit 7":
+        os._exit(7)
     if how == "misuse":
         raise UserError("the scanner needs coal; add coal")
-    if how.startswith("late "):  # others come further first
-        time.sleep(0.3)
-        how = how.removeprefix("late ")
     if how == "linger until told to stop":
         told = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

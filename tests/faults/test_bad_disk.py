@@ -15,7 +15,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +24,8 @@ from typing import Any
 
 import pytest
 import torch
-from elastic_runs import lines
+from elastic_runs import RECIPE as TINY
+from elastic_runs import SAMEPATH, lines
 from safetensors import SafetensorError
 from torch import nn
 
@@ -139,10 +139,9 @@ class GatedRun:
         self._reached = Path(f"{self._gate}.reached")
         self._reached.unlink(missing_ok=True)
         self.open(0)
-        samepath = Path(sys.executable).with_name("samepath")
         out = ["-n", "1", "--checkpoint-steps", "1", "--out", str(disk.place / "run"), *words]
         self.process = subprocess.Popen(
-            disk.command(samepath, "train", recipe, *out),
+            disk.command(SAMEPATH, "train", recipe, *out),
             env={**os.environ, "GATE": str(self._gate)},
             stdout=subprocess.DEVNULL,
             stderr=self._said,
@@ -184,8 +183,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 def write_recipe(folder: Path) -> Path:
     file = folder / "mine.py"
-    parity = str(Path(__file__).parents[1] / "parity")
-    file.write_text(RECIPE.replace("{PARITY!r}", repr(parity)).replace("{EPOCHS}", str(EPOCHS)))
+    parity = repr(str(TINY.parent))
+    file.write_text(RECIPE.replace("{PARITY!r}", parity).replace("{EPOCHS}", str(EPOCHS)))
     return file
 
 
@@ -305,17 +304,8 @@ def logged(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in text.splitlines()]
 
 
-def test_a_line_has_reached_the_kernel_when_it_is_logged(tmp_path: Path) -> None:
-    """This process could be killed at any moment."""
-    folder = RunFolder(tmp_path)
-    folder.open_metrics(0)
-    for step in range(1, 4):
-        folder.log(step=step)
-        assert logged(tmp_path) == list(range(1, step + 1))
-    folder.close_metrics()
-
-
 def test_lines_wait_in_order_and_are_never_half_written(tmp_path: Path) -> None:
+    """Those that do not wait have reached the kernel: a kill may come at any moment."""
     folder = RunFolder(tmp_path)
     assert folder.open_metrics(0) == 0
     told: list[str] = []
@@ -370,10 +360,10 @@ def test_lines_that_the_kernel_took_and_the_disk_did_not(
     assert logged(tmp_path) == [1, 2, 3]
 
 
-def begun(path: Path) -> RunFolder:
-    folder = RunFolder(path)
-    (path / "run.json").write_text('{"config": {"recipe": "mine"}}')
-    return folder
+def begun(path: Path, status: str = "running") -> RunFolder:
+    record = {"config": {"recipe": "mine"}, "status": status}
+    (path / "run.json").write_text(json.dumps(record))
+    return RunFolder(path)
 
 
 def state_at(step: int) -> State:
@@ -437,8 +427,7 @@ def test_a_folder_that_somebody_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("before", "after"), [("running", "failed"), ("finished", "finished")])
 def test_a_run_that_has_ended_has_not_failed(tmp_path: Path, before: str, after: str) -> None:
     """Whatever happens to its processes on their way out."""
-    folder = begun(tmp_path)
-    folder._write_json(folder.read() | {"status": before})
+    folder = begun(tmp_path, before)
     folder.write_status("failed")
     assert folder.read()["status"] == after
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_runs import RECIPE as TINY
 from elastic_runs import lines
 
 from samepath.engine.run import loop
@@ -44,8 +45,8 @@ def recipe():
 
 def write(folder: Path, *, jumps: bool) -> str:
     file = folder / f"jumps_{jumps}.py"
-    parity = str(Path(__file__).parents[1] / "parity")
-    file.write_text(RECIPE.replace("{PARITY!r}", repr(parity)).replace("{JUMPS}", str(jumps)))
+    parity = repr(str(TINY.parent))
+    file.write_text(RECIPE.replace("{PARITY!r}", parity).replace("{JUMPS}", str(jumps)))
     return str(file)
 
 

@@ -25,7 +25,7 @@ from elastic_runs import (
 )
 
 LIMIT_SECONDS = 300
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 3.0
 EPOCHS = 2
 
 

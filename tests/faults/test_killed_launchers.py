@@ -17,6 +17,7 @@ from braked_runs import family
 from elastic_runs import (
     RECIPE,
     SAMEPATH,
+    elastic,
     ended,
     left_behind,
     lines,
@@ -88,30 +89,18 @@ def test_by_command(unhurt: tuple[str, Any], tmp_path: Path, scratch: Path) -> N
     assert semaphores(launcher) == []
     assert folders(scratch) == set()
     assert left_behind(out) == memory, "it goes on from there"
-    resumed = start(
-        "train", RECIPE, "-n", "1:2", "--out", out, "--resume", "--json", TMPDIR=str(scratch)
-    )
-    assert (ended(resumed)["digest"], lines(out)) == unhurt
+    assert (elastic(RECIPE, out, 2, resume=True).digest, lines(out)) == unhurt
     assert left_behind(out) == []
-    assert folders(scratch) == set()
 
 
-@pytest.mark.parametrize("workers", ["1:2", "2"])
-def test_by_the_next_run(
-    workers: str, unhurt: tuple[str, Any], tmp_path: Path, scratch: Path
-) -> None:
+def test_by_the_next_run(unhurt: tuple[str, Any], tmp_path: Path, scratch: Path) -> None:
     out = tmp_path / "run"
-    launcher = killed(out, scratch, workers)
-    arguments = ("train", RECIPE, "-n", "1", "--epochs", "1", "--out", tmp_path / "other")
-    other = start(*arguments, "--json", slow_seconds=0.0, TMPDIR=str(scratch))
-    assert ended(other)["status"] == "finished"
+    launcher = killed(out, scratch, "2")
+    arguments = ("train", RECIPE, "-n", "2", "--out", out, "--resume", "--json")
+    resumed = start(*arguments, TMPDIR=str(scratch))
+    assert (ended(resumed)["digest"], lines(out)) == unhurt
     assert semaphores(launcher) == []
     assert folders(scratch) == set()
-    resumed = start(
-        "train", RECIPE, "-n", workers, "--out", out, "--resume", "--json", TMPDIR=str(scratch)
-    )
-    result = ended(resumed)
-    assert (result["digest"], lines(out)) == unhurt
     assert left_behind(out) == []
 
 

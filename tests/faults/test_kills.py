@@ -223,18 +223,38 @@ def test_the_launcher_too(
     assert left_behind(out) == []
 
 
+def edit_and_kill(out: Path, file: Path, text: str) -> None:
+    """A worker begins anew, of a recipe in which something has changed."""
+    until(lambda: num_lines(out) > 3)
+    file.write_text(text)
+    os.kill(workers_of(os.getpid())[1], signal.SIGKILL)
+
+
 def test_a_recipe_that_is_edited_meanwhile(unhurt: tuple[str, Any], tmp_path: Path) -> None:
     """For the next run: this one goes on with what it began with."""
     recipe, out = harmful(tmp_path, slow_seconds=0.03, epochs=EPOCHS), tmp_path / "run"
-
-    def edit() -> None:
-        until(lambda: num_lines(out) > 3)
-        recipe.write_text("def recipe(: half a file")
-        os.kill(workers_of(os.getpid())[1], signal.SIGKILL)
-
-    with meanwhile(edit):
+    with meanwhile(lambda: edit_and_kill(out, recipe, "def recipe(: half a file")):
         result = elastic(recipe, out, 2)
     assert (result.digest, lines(out)) == unhurt
+
+
+def test_a_module_that_is_edited_meanwhile(
+    unhurt: tuple[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run would go on with other code, of which nothing would tell. Put back as it was, it goes
+    on."""
+    helper = harmful(tmp_path, slow_seconds=0.03, epochs=EPOCHS)
+    recipe, out = tmp_path / "mine.py", tmp_path / "run"
+    recipe.write_text("from killing_recipe import recipe\n")
+    before = helper.read_text()
+    with meanwhile(lambda: edit_and_kill(out, helper, before + "# another\n")):
+        refusal = r"^killing_recipe.py has changed since the run began; put it back as it was$"
+        with pytest.raises(UserError, match=refusal):
+            elastic(recipe, out, 2)
+    assert GOES_ON in capsys.readouterr().err
+    assert json.loads((out / "run.json").read_text())["status"] == "failed"
+    helper.write_text(before)
+    assert (elastic(recipe, out, 2, resume=True).digest, lines(out)) == unhurt
 
 
 @pytest.mark.parametrize("phase", ["result", "end"])

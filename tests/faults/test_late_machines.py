@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from elastic_runs import RECIPE as TINY
 
 from samepath.console import WaitedTooLong
 from samepath.engine import train as training
@@ -17,7 +18,7 @@ from samepath.errors import WorkerFailed
 from samepath.recipe import find_recipe
 
 LIMIT_SECONDS = 180
-RECIPE = str(Path(__file__).parents[1] / "parity" / "tiny_recipe.py")
+RECIPE = str(TINY)
 SECOND = Place(worker=1, num_workers=2, launcher="srun")
 
 

@@ -3,11 +3,14 @@ that everybody finds is a run that has diverged."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from elastic_runs import lines
 
-from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.state.progress import Silent
 from samepath.engine.state.weights import epochs_of, kept_weights
 from samepath.engine.train import Request, train
 
@@ -60,27 +63,21 @@ def recipe():
 """
 
 
-class Notes:
+class Notes(Silent):
     """A display that writes down what it is told (in a file: it lives in a worker)."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *_: object) -> None:
         self._file = file
-
-    def __call__(self, *_: object) -> Notes:
-        return self
-
-    def step(self, *_: object) -> None: ...
-
-    def epoch(self, *_: object) -> None: ...
-
-    def close(self) -> None: ...
 
     def note(self, text: str) -> None:
         with self._file.open("a") as file:
             file.write(text + "\n")
 
 
-def run(folder: Path, num_workers: int, **words: object) -> tuple[str, str, int, list[object], str]:
+Found = tuple[str, str, int, list[dict[str, Any]], str]
+
+
+def run(folder: Path, num_workers: int, **words: object) -> Found:
     """Status, digest, steps, metrics without times, and what was said."""
     folder.mkdir()
     text = RECIPE
@@ -93,27 +90,21 @@ def run(folder: Path, num_workers: int, **words: object) -> tuple[str, str, int,
         recipe=str(folder / "mine.py"),
         num_workers=num_workers,
         out=folder / "run",
-        display=Notes(notes),
+        display=partial(Notes, notes),
     )
     result, out = train(request)
-    lines = RunFolder(out).read_metrics()
-    without_times = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
-    return result.status, result.digest, result.steps, list(without_times), notes.read_text()
+    return result.status, result.digest, result.steps, lines(out), notes.read_text()
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int, list[object], str]:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return run(tmp_path_factory.mktemp("nan") / "healthy", 1)
 
 
 @pytest.mark.parametrize("fail", ["loss", "gradient"])
 @pytest.mark.parametrize(("num_workers", "rank"), [(2, 1), (3, 0), (3, 2)])
 def test_on_one_worker_only(
-    fail: str,
-    num_workers: int,
-    rank: int,
-    healthy: tuple[str, str, int, list[object], str],
-    tmp_path: Path,
+    fail: str, num_workers: int, rank: int, healthy: Found, tmp_path: Path
 ) -> None:
     found = run(tmp_path / "hurt", num_workers, FAIL=fail, RANK=rank)
     assert found[:-1] == healthy[:-1]
@@ -165,8 +156,8 @@ def test_a_first_validation_of_nan_is_not_the_best_for_ever(tmp_path: Path) -> N
     (tmp_path / "recipe.py").write_text(BEST)
     request = Request(recipe=str(tmp_path / "recipe.py"), num_workers=1, out=tmp_path / "run")
     result, _ = train(request)
-    lines = RunFolder(tmp_path / "run").read_metrics()
-    losses = [line["valid_loss"] for line in lines if "valid_loss" in line]
+    found = lines(tmp_path / "run")
+    losses = [line["valid_loss"] for line in found if "valid_loss" in line]
     assert losses[0] == "nan"
     assert losses[2] == result.valid_loss < losses[1]
     best = kept_weights(tmp_path / "run" / "weights")["best"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from braked_runs import family
 from elastic_runs import (
     GOES_ON,
-    children,
     elastic,
     harm,
     harmful,
@@ -38,10 +38,6 @@ EPOCHS = 4
 STEPS = 5 * EPOCHS
 
 
-def all_of(process: int) -> list[int]:
-    return [process] + [other for child in children(process) for other in all_of(child)]
-
-
 def to_launcher(run: subprocess.Popen[str]) -> None:
     """`kill`, or a scheduler that knows one process."""
     run.send_signal(signal.SIGTERM)
@@ -49,7 +45,7 @@ def to_launcher(run: subprocess.Popen[str]) -> None:
 
 def to_all(run: subprocess.Popen[str]) -> None:
     """Slurm: every process of the step."""
-    for process in all_of(run.pid):
+    for process in family(run.pid):
         os.kill(process, signal.SIGTERM)
 
 
@@ -58,29 +54,27 @@ def to_group(run: subprocess.Popen[str]) -> None:
     os.killpg(run.pid, signal.SIGINT)
 
 
-@pytest.mark.parametrize(("send", "code"), [(to_launcher, 143), (to_all, 143), (to_group, 130)])
-def test_it_saves_and_goes_on(
-    send: Any, code: int, unhurt: tuple[str, Any], tmp_path: Path
-) -> None:
-    pause = harm("forward", 0, 7, "linger until told to stop")
-    recipe = harmful(tmp_path, pause, slow_seconds=0.02, epochs=EPOCHS)
+def test_it_saves_and_goes_on(unhurt: tuple[str, Any], tmp_path: Path) -> None:
+    pauses = [harm("forward", 0, step, "linger until told to stop") for step in (4, 9, 14)]
+    recipe = harmful(tmp_path, *pauses, epochs=EPOCHS)
     out, scratch = tmp_path / "run", tmp_path / "scratch"
     scratch.mkdir()
-    run = start(
-        "train", recipe, "-n", "1:4", "--here", "2", "--out", out, "--json",
-        start_new_session=True, TMPDIR=str(scratch),
-    )  # fmt: skip
-    until(lambda: harms_done(recipe) == 1, run)
-    send(run)
-    stdout, stderr = run.communicate(timeout=180)
-    assert run.returncode == code, stderr
-    assert stderr == ""
-    assert json.loads(stdout)["status"] == "interrupted"
-    done = json.loads(stdout)["steps"]
-    assert 8 <= done < STEPS
-    assert [path.name for path in list_checkpoints(out / "checkpoints")] == [f"step-{done:08d}"]
-    assert left_behind(out) == []
-    assert list(scratch.iterdir()) == []
+    for num, (send, code) in enumerate(((to_launcher, 143), (to_all, 143), (to_group, 130))):
+        run = start(
+            "train", recipe, "-n", "1:4", "--here", "2", "--out", out, "--json",
+            *["--resume"] * (num > 0), start_new_session=True, TMPDIR=str(scratch),
+        )  # fmt: skip
+        until(lambda: harms_done(recipe) > num, run)  # noqa: B023
+        send(run)
+        stdout, stderr = run.communicate(timeout=180)
+        assert run.returncode == code, stderr
+        assert stderr == ""
+        assert json.loads(stdout)["status"] == "interrupted"
+        done = json.loads(stdout)["steps"]
+        assert 5 * (num + 1) <= done < STEPS
+        assert list_checkpoints(out / "checkpoints")[-1].name == f"step-{done:08d}"
+        assert left_behind(out) == []
+        assert list(scratch.iterdir()) == []
     result = elastic(recipe, out, 3, resume=True)
     assert (result.digest, lines(out)) == unhurt
     assert steps_begun(recipe) == list(range(STEPS))
@@ -108,8 +102,9 @@ def test_one_worker_leaves(
     assert left_behind(out) == []
 
 
-def test_when_there_is_nothing_left_to_stop(tmp_path: Path) -> None:
-    """Its workers have ended, and wait for those of other machines."""
+def test_when_all_has_been_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers have ended, and wait for those of other machines: there is nothing left to stop. What
+    is in memory goes, unless the disk took the small run.json and not the checkpoint."""
     recipe, out = harmful(tmp_path, epochs=1), tmp_path / "run"
     result = elastic(recipe, out, 1)
 
@@ -118,14 +113,6 @@ def test_when_there_is_nothing_left_to_stop(tmp_path: Path) -> None:
 
     found = training._result(RunFolder(out), told_to_stop)
     assert (found.status, found.digest, found.signal) == ("finished", result.digest, None)
-
-
-def test_what_is_not_on_disk_stays_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk took the small run.json, and not the checkpoint."""
-    recipe, out = harmful(tmp_path, epochs=1), tmp_path / "run"
-    elastic(recipe, out, 1)
     folder, forgotten = RunFolder(out), list[str]()
     monkeypatch.setattr(training, "forget", forgotten.append)
     training._forget(folder)

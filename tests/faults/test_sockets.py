@@ -17,7 +17,7 @@ from braked_runs import EPOCHS, RECIPE, Braked, listening, undisturbed
 
 from samepath.engine.elastic.machine import WorkerRange
 from samepath.engine.elastic.rendezvous import Rendezvous
-from samepath.engine.elastic.signed_store import Endpoint, EndpointLost, reach_store
+from samepath.engine.elastic.signed_store import Endpoint, LeaderLost, reach_store
 
 LIMIT_SECONDS = 600
 OWN_LOOP = """
@@ -45,16 +45,21 @@ TALK = (
 def test_one_machine_is_enough(run: Braked) -> None:
     script = run.folder / "own_loop.py"
     script.write_text(OWN_LOOP)
-    ranged = run.train("-n", "1:2", "--here", "2")
+    # the recipe's path is relative to where the run is started, and another joins elsewhere
+    ranged = run.start(
+        "train", RECIPE.name, "--epochs", str(EPOCHS), "--out", run.out, "-n", "1:2", "--here", "1",
+        before=["env", "-C", str(RECIPE.parent)],
+    )  # fmt: skip
+    joined = run.join("--here", "1", before=["env", "-C", "/"])
     fixed = run.start(
         "train", RECIPE, "-n", "2", "--epochs", str(EPOCHS), "--out", run.folder / "fixed",
         SAMEPATH_LINK="network",
     )  # fmt: skip
     own = run.start("run", "-n", "2", script, run.folder, as_json=False)
-    run.await_workers(2, ranged)
+    run.await_workers(2, ranged, joined)
     run.await_workers(2, fixed)
     run.await_((run.folder / "own-1").exists)
-    for machine in (ranged, fixed, own):
+    for machine in (ranged, joined, fixed, own):
         assert listening(machine.process.pid) == {"127.0.0.1"}
 
     meeting = run.out / "meeting.json"
@@ -76,7 +81,7 @@ def disturb(endpoint: Endpoint, stack: ExitStack) -> None:
         where = (endpoint.address, endpoint.port)
         stranger = stack.enter_context(socket.create_connection(where, timeout=5))
         stranger.sendall(words)
-    with pytest.raises(EndpointLost, match="belongs to another run"):
+    with pytest.raises(LeaderLost, match="belongs to another run"):
         Rendezvous(WorkerRange(least=1, most=2), 1, endpoint=replace(endpoint, secret="0" * 32))
     store = reach_store(endpoint.address, endpoint.port)
     for name in ("open", "closed", "members", "rounds", "call/1", "round/1", "ready/1/0"):

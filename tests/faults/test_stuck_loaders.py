@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from samepath.data import GrainRequest, Loaders, as_source, loaders
-from samepath.errors import SamepathError
+from samepath.engine.train import Request, train
+from samepath.errors import SamepathError, WorkerFailed
+from samepath.faults import set_fault_handler
 
 LIMIT_SECONDS = 120
 REQUESTS = [GrainRequest(0, np.arange(4) + 4 * grain) for grain in range(6)]
@@ -43,25 +47,28 @@ def grains(dataset: Numbers, number: int, timeout_seconds: float = LIMIT_SECONDS
     return list(source.load(REQUESTS))
 
 
-def stop_at_start(monkeypatch: pytest.MonkeyPatch, folder: Path, *which: int) -> None:
-    """Those of all that are forked stay where they were."""
-    run = loaders._Loader.run
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int]]:
+    """Those of all that are forked that stay where they were."""
+    which: set[int] = set()
 
-    def stuck(self: loaders._Loader) -> None:
-        (folder / str(os.getpid())).touch()
-        while len(list(folder.iterdir())) - 1 in which:
-            signal.pause()
-        run(self)
+    def stop(name: str, **_: Any) -> None:
+        if name == "loader":
+            (tmp_path / str(os.getpid())).touch()
+            while len(list(tmp_path.iterdir())) - 1 in which:
+                signal.pause()
 
-    monkeypatch.setattr(loaders, "START_SECONDS", 2.0)
-    monkeypatch.setattr(loaders._Loader, "run", stuck)
+    monkeypatch.setattr(loaders, "START_SECONDS", 1.0)
+    set_fault_handler(stop)
+    yield which
+    set_fault_handler(None)
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_loader_that_does_not_begin_is_forked_again(
-    which: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    which: int, stuck: set[int], tmp_path: Path
 ) -> None:
-    stop_at_start(monkeypatch, tmp_path, which)
+    stuck.add(which)
     assert torch.equal(torch.cat(grains(Numbers(), 2)), torch.arange(24))
     tried = [int(file.name) for file in tmp_path.iterdir()]
     assert len(tried) >= 3
@@ -69,11 +76,9 @@ def test_a_loader_that_does_not_begin_is_forked_again(
     assert not [process for process in tried if Path(f"/proc/{process}").exists()]
 
 
-def test_loaders_that_never_begin_are_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    stop_at_start(monkeypatch, tmp_path, *range(9))
-    with pytest.raises(SamepathError, match="did not begin within 2 s, 3 times; give --loader-wor"):
+def test_loaders_that_never_begin_are_an_error(stuck: set[int], tmp_path: Path) -> None:
+    stuck |= {*range(9)}
+    with pytest.raises(SamepathError, match="did not begin within 1 s, 3 times; give --loader-wor"):
         grains(Numbers(), 2)
     assert len(list(tmp_path.iterdir())) == 3
     assert not multiprocessing.active_children()
@@ -81,8 +86,8 @@ def test_loaders_that_never_begin_are_an_error(
 
 def test_a_loader_that_does_not_deliver_is_an_error_and_is_ended() -> None:
     began = time.monotonic()
-    with pytest.raises(SamepathError, match="delivered a grain for 2 s; give --timeout"):
-        grains(Numbers(stuck_at=13), 2, timeout_seconds=2)
+    with pytest.raises(SamepathError, match="delivered a grain for 1 s; give --timeout"):
+        grains(Numbers(stuck_at=13), 2, timeout_seconds=1)
     assert time.monotonic() - began < 30  # torch waits 5 s for a loader to end by itself
     assert not multiprocessing.active_children()
 
@@ -107,12 +112,7 @@ def test_a_loader_that_has_gone_is_soon_missed() -> None:
     assert time.monotonic() - began < 30
 
 
-def run_script(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    file = tmp_path / "script.py"
-    file.write_text(text)
-    return subprocess.run(
-        [sys.executable, file], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
+# ---- scripts of a process of their own
 
 
 THREADS = """
@@ -137,24 +137,18 @@ print(torch.equal(loaded(2), alone), torch.equal(loaded(0), alone))
 """
 
 
-def test_loaders_with_several_threads_of_a_worker_that_has_used_its_own(tmp_path: Path) -> None:
-    """OpenMP's threads do not survive a fork; a loader's first parallel operation waited."""
-    ended = run_script(THREADS, tmp_path)
-    assert ended.stdout == "True True\n", ended.stderr
-
-
 ORPHAN = """
 import os, signal
 import numpy as np
-import torch
-from samepath.data import GrainRequest, Loaders, as_source, loaders
+from samepath.data import GrainRequest, Loaders, as_source
+from samepath.faults import set_fault_handler
 
-def stuck(self):
+def stuck(name, **_):
     print(os.getpid(), flush=True)
     while True:
         signal.pause()
 
-loaders._Loader.run = stuck
+set_fault_handler(stuck)
 list(as_source([1.0] * 4, seed=0, loaders=Loaders(1)).load([GrainRequest(0, np.arange(4))]))
 """
 
@@ -202,14 +196,24 @@ print("after three steps")
 """
 
 
-@pytest.mark.parametrize(("end", "code"), [("break", 0), ("raise ValueError", 1)])
-def test_a_script_may_end_in_the_middle_of_an_epoch(end: str, code: int, tmp_path: Path) -> None:
-    """Loaders do not hear SIGTERM, which is what Python ends them by: it waited for ever."""
-    ended = run_script(SCRIPT.replace("{END}", end), tmp_path)
-    assert ended.returncode == code, ended.stderr
-    assert ("after three steps" in ended.stdout) == (code == 0)
-    assert ("ValueError" in ended.stderr) == (code == 1)
-    assert "DataLoader" not in ended.stderr
+def test_scripts(tmp_path: Path) -> None:
+    """OpenMP's threads do not survive a fork: a loader's first parallel operation waited. A script
+    may end in the middle of an epoch: loaders do not hear SIGTERM, by which Python ends them, and
+    it waited for ever."""
+    ends = [SCRIPT.replace("{END}", end) for end in ("break", "raise ValueError")]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for text in (THREADS, *ends)
+    ]
+    (threads, _), (stopped, quiet), (raised, error) = (each.communicate() for each in started)
+    assert threads == "True True\n"
+    assert [each.returncode for each in started] == [0, 0, 1], error
+    assert "after three steps" in stopped
+    assert (quiet, raised) == ("", "")
+    assert "ValueError" in error
+    assert "DataLoader" not in error
 
 
 RECIPE = """
@@ -239,10 +243,8 @@ def recipe():
 
 def test_a_stuck_loader_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(RECIPE)
-    samepath = str(Path(sys.executable).with_name("samepath"))
-    command = [samepath, "train", "mine.py", "-n", "2", "--timeout", "4"]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=tmp_path
+    request = Request(
+        recipe=str(tmp_path / "mine.py"), num_workers=2, out=tmp_path / "run", timeout_seconds=4.0
     )
-    assert ended.returncode == 1, ended.stderr
-    assert "no loader process has delivered a grain for 4 s" in ended.stderr, ended.stderr
+    with pytest.raises(WorkerFailed, match="no loader process has delivered a grain for 4 s"):
+        train(request)

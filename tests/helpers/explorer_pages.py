@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from samepath.web.serve import LocalPage
+    from samepath.web.server import LocalPage
 
 OpenPage = Callable[..., "Page"]
 
@@ -29,11 +29,7 @@ def serving(folder: Path, keep: Path | None = None) -> Iterator[str]:
 @contextmanager
 def answering(page: LocalPage) -> Iterator[None]:
     """A page, answering in a thread."""
-    import uvicorn
-
-    from samepath.web.serve import settings
-
-    server = uvicorn.Server(settings(page.app))
+    server = page.server()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [page.listening]})
     thread.start()
     try:

@@ -23,8 +23,8 @@ from measured_steps import LINK, made
 from torch import nn
 from ui_folders import make_finding, make_run
 
-from samepath.curation.folder import CurationWriter, read_arrays, write_arrays
-from samepath.curation.network import load_from
+from samepath.curation.features import load_from
+from samepath.curation.folder import CurationFolder, read_arrays, write_arrays
 from samepath.data import download
 from samepath.data.content import examples_identity, fingerprint_path
 from samepath.data.formats import cifar10
@@ -182,8 +182,8 @@ def explore(folder: Path) -> None:
     explorer = Explorer(folder / "c", read_only=True)
     json.dumps(explorer.about())
     explorer.points()
-    if explorer.folder.pictures is not None:
-        explorer.folder.pictures.png(0)
+    if explorer.curation.pictures is not None:
+        explorer.curation.pictures.png(0)
 
 
 def in_explorer(name: str) -> Reader:
@@ -328,7 +328,7 @@ READERS = {
     "origin": Reader(
         file="cache/origin.json",
         make=curation_cache,
-        read=lambda f: CurationWriter(f).refuse(ORIGIN),
+        read=lambda f: CurationFolder(f).refuse(ORIGIN),
     ),
     "curation.json": in_explorer("curation.json"),
     "map": in_explorer("map.safetensors"),

@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Any
 
 DIGEST = "d4bc0797" * 8
+PER_EPOCH = 10
 
 
-def step_line(
-    step: int, *, per_epoch: int = 10, seconds: float = 0.01, first_loss: float = 2.0
-) -> dict[str, Any]:
-    noise = {
-        "noise_scale": 30.0 + step,
-        "noise_low": 20.0,
-        "noise_high": None if step < 5 else 90.0,
-    }
+def step_line(step: int, *, seconds: float = 0.01, first_loss: float = 2.0) -> dict[str, Any]:
+    high = None if step < 5 else 90.0
+    noise = {"noise_scale": 30.0 + step, "noise_low": 20.0, "noise_high": high}
     return {
         "step": step,
-        "epoch": (step - 1) // per_epoch,
+        "epoch": (step - 1) // PER_EPOCH,
         "train_loss": first_loss * math.exp(-step / 50) + 0.1,
         "learning_rate": 0.1,
         "gradient_norm": 1.0 + 1.0 / step,
@@ -31,17 +27,15 @@ def step_line(
     }
 
 
-def metrics_lines(
-    num_steps: int, *, per_epoch: int = 10, seconds: float = 0.01, first_loss: float = 2.0
-) -> Iterator[str]:
+def metrics_lines(num_steps: int, **how: float) -> Iterator[str]:
     for step in range(1, num_steps + 1):
-        line = step_line(step, per_epoch=per_epoch, seconds=seconds, first_loss=first_loss)
+        line = step_line(step, **how)
         yield json.dumps(line)
-        if step % per_epoch == 0:
+        if step % PER_EPOCH == 0:
             ended = {
-                "step": step, "epoch": (step - 1) // per_epoch, "batch_size": 32,
+                "step": step, "epoch": line["epoch"], "batch_size": 32,
                 "epoch_train_loss": line["train_loss"], "valid_accuracy": 1 - 1 / step,
-                "valid_loss": line["train_loss"] + 0.05, "seconds": seconds * step,
+                "valid_loss": line["train_loss"] + 0.05, "seconds": line["seconds"],
             }  # fmt: skip
             yield json.dumps(ended)
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from samepath.curation import features, folder
-from samepath.curation.features import Extraction, extract, plan_extraction
+from samepath.curation.features import Extraction, Extractor, extract, plan_extraction
 from samepath.curation.folder import checksum
-from samepath.curation.network import Extractor
 from samepath.recipe import find_recipe
 
 RECIPE = str(Path(__file__).parents[1] / "helpers" / "curation_recipe.py")
@@ -80,11 +79,11 @@ def test_any_model_any_data_and_after_an_interruption(
     write = folder.write_arrays
     written: list[Path] = []
 
-    def write_two(path: Path, arrays: Any) -> str:
+    def write_two(path: Path, arrays: Any) -> None:
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(path)
-        return write(path, arrays)
+        write(path, arrays)
 
     monkeypatch.setattr(features, "write_arrays", write_two)
     with pytest.raises(KeyboardInterrupt):

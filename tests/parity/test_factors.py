@@ -48,7 +48,8 @@ class Ragged(nn.Module):
         found = self.each(inputs)
         if chosen.any():
             found = found.index_add(0, chosen.nonzero()[:, 0], self.some(inputs[chosen]))
-        return self.head(found.tanh() + self.each(inputs[:, None, :] * 2).sum(1))
+        scores: Tensor = self.head(found.tanh() + self.each(inputs[:, None, :] * 2).sum(1))
+        return scores
 
 
 def ragged() -> Training:

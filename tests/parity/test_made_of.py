@@ -290,11 +290,11 @@ def test_one_worker_elsewhere_is_in_run_json(folder: Path) -> None:
         "from pathlib import Path\n"
         "from samepath.engine.run.options import Options\n"
         "from samepath.engine.run.request import Request\n"
-        "from samepath.engine.worker import work\n"
+        "from samepath.engine.worker import run_worker\n"
         "options = Options(**json.loads(Path('options.json').read_text()))\n"
         "elsewhere = os.environ['RANK'] == '1'\n"
         "request = Request(recipe=options.recipe, other_hardware=elsewhere)\n"
-        "print(work(request, options, Path('run')).digest)\n"
+        "print(run_worker(request, options, Path('run')).digest)\n"
     )
     (folder / "options.json").write_text(json.dumps(asdict(made)))
     place = RunFolder(folder / "run")

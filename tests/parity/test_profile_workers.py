@@ -20,7 +20,7 @@ import pytest
 import torch
 from chrome_trace import check_trace, nested
 
-from samepath.engine.comm.peers import Peers
+from samepath.engine.comm.network import Peers
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, resolve

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from samepath.engine.comm import shared_memory
-from samepath.engine.comm.collective import Network
 from samepath.engine.comm.environment import read_place
+from samepath.engine.comm.network import Network
 from samepath.engine.comm.shared_memory import SharedMemory, announce, have_announced, turns_in
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import choose_network

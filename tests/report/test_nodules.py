@@ -54,27 +54,14 @@ def gaussians(count: int, num_components: int = 5) -> tuple[Floats, Floats, Floa
     return weights, means, np.tile(0.04 * np.eye(3), (count, num_components, 1, 1))
 
 
-Draw = Callable[[Path, Floats, str], None]
+Draw = Callable[[Path, Floats, str], object]
 """Draw a figure of these volumes into this file, with this text wherever text goes."""
 
 
-def reconstructions(out: Path, volumes: Floats, text: str) -> None:
-    names = [text] * len(volumes)
-    draw_reconstructions(volumes, volumes / 2, out, names=names, errors=[0.01] * len(volumes))
-
-
-def sharpening(out: Path, volumes: Floats, text: str) -> None:
-    estimates = np.stack([volumes * share for share in (0.2, 0.5, 0.9)])
-    names = [text] * len(volumes)
-    draw_sharpening(volumes, estimates, [1, 20, 400], out, names=names, losses=[1.0, 0.1, 1e-5])
-
-
-def ellipsoids(out: Path, volumes: Floats, text: str) -> None:
-    draw_ellipsoids(volumes, *gaussians(len(volumes)), out, names=[text] * len(volumes))
-
-
-def real_and_generated(out: Path, volumes: Floats, text: str) -> None:
-    draw_real_and_generated(volumes, volumes[:1] / 2, out, title=text)
+def losses(out: Path, volumes: Floats, text: str) -> None:
+    lines = epoch_lines(len(volumes), 1.0, factor=float(volumes.mean()) + 0.1)
+    run = write_run(out.parent.parent / f"{out.stem}.run", lines)
+    draw_losses({text: run}, out, title=text)
 
 
 def measures(out: Path, volumes: Floats, text: str) -> None:
@@ -83,42 +70,45 @@ def measures(out: Path, volumes: Floats, text: str) -> None:
     draw_measures(generated, held_out, out, labels=("generated", "held out"))
 
 
-def losses(out: Path, volumes: Floats, text: str) -> None:
-    lines = epoch_lines(len(volumes), 1.0, factor=float(volumes.mean()) + 0.1)
-    draw_losses({text: write_run(out.with_suffix(".run"), lines)}, out, title=text)
+DRAWN: dict[str, Draw] = {
+    "reconstructions": lambda out, volumes, text: draw_reconstructions(
+        volumes, volumes / 2, out, names=[text] * len(volumes), errors=[0.01] * len(volumes)
+    ),
+    "sharpening": lambda out, volumes, text: draw_sharpening(
+        volumes,
+        np.stack([volumes * share for share in (0.2, 0.5, 0.9)]),
+        [1, 20, 400],
+        out,
+        names=[text] * len(volumes),
+        losses=[1.0, 0.1, 1e-5],
+    ),
+    "ellipsoids": lambda out, volumes, text: draw_ellipsoids(
+        volumes, *gaussians(len(volumes)), out, names=[text] * len(volumes)
+    ),
+    "real and generated": lambda out, volumes, text: draw_real_and_generated(
+        volumes, volumes[:1] / 2, out, title=text
+    ),
+    "measures": measures,
+    "losses": losses,
+}
 
 
-DRAWN: list[Draw] = [
-    reconstructions,
-    sharpening,
-    ellipsoids,
-    real_and_generated,
-    measures,
-    losses,
-]
-
-
-@pytest.mark.parametrize("draw", DRAWN)
-def test_a_figure_is_of_its_data_and_fits_a_page(draw: Draw, tmp_path: Path) -> None:
-    first, other = tmp_path / "a.png", tmp_path / "b.png"
-    draw(first, balls(2), "nodule")
-    draw(other, balls(2) * 0.8, "nodule")
-    assert first.read_bytes() != other.read_bytes()
-    height, width, _ = imread(first).shape
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_is_of_its_data_and_fits_a_page(name: str, tmp_path: Path) -> None:
+    """Also of one constant volume with a long name, into a folder that is not there yet."""
+    draw, folder = DRAWN[name], tmp_path / "new"
+    draw(folder / "a.png", balls(2), "nodule")
+    draw(folder / "b.png", balls(2) * 0.8, "nodule")
+    assert (folder / "a.png").read_bytes() != (folder / "b.png").read_bytes()
+    height, width, _ = imread(folder / "a.png").shape
     assert 700 <= width <= 1400
     assert 200 <= height <= 1500
-
-
-@pytest.mark.parametrize(("draw", "value"), [*zip(DRAWN, [0.0, 1.0] * 3, strict=True)])
-def test_one_constant_volume_with_a_long_name(draw: Draw, value: float, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "folder" / "a.png"
-    out.parent.parent.mkdir()
-    if draw is losses:
-        out.parent.mkdir()
-    draw(out, np.full((1, SIDE, SIDE, SIDE), value), LONG)
-    image = imread(out)[:, :, :3]
-    edge = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-    assert (edge == 1.0).all(), "nothing is cut off at the figure's edge"
+    for value in (0.0, 1.0):
+        out = folder / f"{value:.0f}.png"
+        draw(out, np.full((1, SIDE, SIDE, SIDE), value), LONG)
+        image = imread(out)[:, :, :3]
+        edge = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+        assert (edge == 1.0).all(), "nothing is cut off at the figure's edge"
 
 
 @pytest.mark.parametrize(("value", "covered"), [(0.0, 0.0), (1.0, 1.0)])

@@ -6,7 +6,6 @@ import csv
 import itertools
 import math
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,10 @@ from matplotlib.image import imread
 
 from samepath.report import study as study_report
 from samepath.report.study import loss_picture, write_report
-from samepath.report.study_figures import gap, pareto_front
-from samepath.report.study_losses import warmup_epochs
+from samepath.report.study_figures import draw_losses_of, gap, pareto_front, warmup_epochs
 from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
+from samepath.study.collect import cells_of
 from samepath.study.results import (
-    Cell,
     Ended,
     Epoch,
     GridRun,
@@ -49,9 +47,7 @@ Fate = Callable[[str, int], tuple[Ended, float]]
 def as_in_the_paper(name: str, workers: int) -> tuple[Ended, float]:
     """More or less."""
     base = name.partition(":")[0]
-    if workers == 1:
-        return "target", 1.0
-    if base in ("strong", "noise"):
+    if workers == 1 or base in ("strong", "noise"):
         return "target", 1.0
     if base == "linear":
         return "diverged", 1.0
@@ -99,9 +95,8 @@ def curve_of(name: str, workers: int, seed: int, ended: Ended, slowdown: float) 
                 valid_loss=valid,
             )
         )
-        if math.isnan(valid) or (ended == "target" and valid <= TARGET):
-            break
-        if ended == "stuck" and epoch == 60:
+        reached = ended == "target" and valid <= TARGET
+        if math.isnan(valid) or reached or (ended == "stuck" and epoch == 60):
             break
     return curve
 
@@ -135,7 +130,7 @@ def race(
                 curve=tuple(curve),
             )
         )
-    cells = cells_of(runs)
+    cells = tuple(cells_of(runs, strategies, workers))
     network = NetworkFacts(
         name="1 Gbit/s", how="preset", bytes_per_second=1.25e8, latency_seconds=5e-5
     )
@@ -182,39 +177,6 @@ def race(
         ),
         verdict=verdict(cells, TARGET, "largest"),
     )
-
-
-def cells_of(runs: Sequence[RunRecord]) -> tuple[Cell, ...]:
-    def interval(values: Sequence[float]) -> Interval:
-        return Interval(median=statistics.median(values), low=min(values), high=max(values))
-
-    one = {run.seed: run.seconds_to_target for run in runs if run.workers == 1}
-    cells = []
-    for name, k in dict.fromkeys((run.strategy, run.workers) for run in runs):
-        mine = [run for run in runs if (run.strategy, run.workers) == (name, k)]
-        done = [run for run in mine if run.seconds_to_target is not None]
-        times = [run.seconds_to_target or 0.0 for run in done]
-        shares = [
-            first / (k * time)
-            for run, time in zip(done, times, strict=True)
-            if (first := one.get(run.seed)) is not None
-        ]
-        enough = 2 * len(done) > len(mine)
-        ended = [run.ended for run in mine]
-        cells.append(
-            Cell(
-                strategy=name,
-                workers=k,
-                reached=len(done),
-                seeds=len(mine),
-                how=mine[0].how,
-                seconds=interval(times) if enough else None,
-                epochs=interval([len(run.curve) for run in done]) if enough else None,
-                efficiency=interval(shares) if enough and shares else None,
-                ended={each: ended.count(each) for each in ended},
-            )
-        )
-    return tuple(cells)
 
 
 def grid(seeds: Sequence[int] = (0, 1, 2), metric: str = "accuracy") -> GridStudy:
@@ -277,32 +239,23 @@ def test_efficiency_is_as_in_the_papers_tables() -> None:
     """Tables I and II: NaN where the target was not reached; a dagger if modelled."""
     study = race(("strong", "warmup", "linear"), (1, 2, 16), (0, 1, 2))
 
-    def share(middle: float, low: float, high: float) -> Interval:
+    def share(low: float, middle: float, high: float) -> Interval:
         return Interval(median=middle, low=low, high=high)
 
-    cells = []
-    for cell in study.cells:
-        if (cell.strategy, cell.workers) == ("strong", 2):
-            cell = replace(cell, efficiency=share(1.0517, 1.0517, 1.0517))
-        elif (cell.strategy, cell.workers) == ("strong", 16):
-            cell = replace(cell, efficiency=share(0.581, 0.55, 0.6123))
-        elif (cell.strategy, cell.workers) == ("warmup", 2):
-            cell = replace(cell, efficiency=share(0.8495, 0.8495, 0.8495), reached=2)
-        elif (cell.strategy, cell.workers) == ("linear", 2):
-            continue
-        cells.append(cell)
-    study = replace(study, cells=tuple(cells))
-    assert study_report.efficiency_table(study, study_report.strong_of(study)) == [
-        ["workers", "strong"],
-        ["1", "100.0"],
-        ["2", "105.2"],
-        ["16", "58.1 (55.0 to 61.2) †"],
-    ]
-    assert study_report.efficiency_table(study, study_report.others_of(study)) == [
-        ["workers", "warmup", "linear"],
-        ["1", "100.0", "100.0"],
-        ["2", "85.0, 2 of 3 seeds", "not run"],
-        ["16", "NaN", "NaN"],
+    cells = {(cell.strategy, cell.workers): cell for cell in study.cells}
+    for place, efficiency, reached in (
+        (("strong", 2), share(1.0517, 1.0517, 1.0517), 3),
+        (("strong", 16), share(0.55, 0.581, 0.6123), 3),
+        (("warmup", 2), share(0.8495, 0.8495, 0.8495), 2),
+    ):
+        cells[place] = replace(cells[place], efficiency=efficiency, reached=reached)
+    del cells["linear", 2]
+    study = replace(study, cells=tuple(cells.values()))
+    assert study_report.efficiency_table(study, study.strategies) == [
+        ["workers", "strong", "warmup", "linear"],
+        ["1", "100.0", "100.0", "100.0"],
+        ["2", "105.2", "85.0, 2 of 3 seeds", "not run"],
+        ["16", "58.1 (55.0 to 61.2) †", "NaN", "NaN"],
     ]
 
 
@@ -319,19 +272,11 @@ def test_tables_agree_with_the_runs() -> None:
     assert rows[1][1] == f"{one / 60:#.3g} min"
     assert rows[2][1] == f"{four:#.3g} s †"
     assert rows[2][3] == "diverged"
-
-
-def test_a_time_with_several_seeds_has_its_range() -> None:
     study = race(("strong",), (1,), (0, 1, 2))
     seconds = study.cell("strong", 1).seconds
     assert seconds is not None
     low, middle, high = (f"{s / 60:#.3g}" for s in (seconds.low, seconds.median, seconds.high))
     assert study_report.time_table(study)[1][1] == f"{middle} min ({low} to {high})"
-
-
-def test_predictions_say_by_how_much_they_are_off() -> None:
-    rows = study_report.predictions_table(race(("strong",), (1,), (0,)))
-    assert rows[1] == ["strong", "2", "80.0", "84.0", "+4.0", "+5.0"]
 
 
 def test_runs_and_facts() -> None:
@@ -347,6 +292,14 @@ def test_runs_and_facts() -> None:
     )
     assert "range test" in facts["learning rate"]
     assert facts["network"] == "1 Gbit/s (preset): 125 MB/s, 50 µs latency"
+    assert study_report.predictions_table(study)[1] == [
+        "strong",
+        "2",
+        "80.0",
+        "84.0",
+        "+4.0",
+        "+5.0",
+    ]
     rates = study_report.rates_table(study)
     assert rates[2][0] == "0.00105 (chosen)"
     assert rates[3] == ["0.0021", "no", "NaN", "not a number at step 9"]
@@ -425,16 +378,38 @@ def test_report_of_a_race(tmp_path: Path) -> None:
         *("generalisation_gap.png", "loss_strong.png", "loss_weak.png", "loss_linear.png"),
         "loss_warmup.png",
     }
-    for heading in ("Efficiency of strong scaling", "Measured against modelled", "All runs"):
+    for heading in ("Efficiency", "Measured against modelled", "All runs"):
         assert f"<h2>{heading}</h2>" in text
     assert "NaN" in text
     assert "†" in text
+    check_csv(study, tmp_path / "report" / "study.csv")
+
+
+def check_csv(study: Study, file: Path) -> None:
+    """Every run is there, and nothing is rounded."""
+    lines = list(csv.DictReader(file.read_text().splitlines()))
+    assert len(lines) == len(study.runs)
+    assert {"impossible", "target", "diverged"} <= {line["ended"] for line in lines}
+    for line, run in zip(lines, study.runs, strict=True):
+        assert (line["strategy"], int(line["workers"])) == (run.strategy, run.workers)
+        assert (line["ended"], line["times_are"], line["why"]) == (run.ended, run.how, run.why)
+        assert line["reached_target"] == ("yes" if run.reached else "no")
+        time = run.seconds_to_target
+        assert line["seconds_to_target"] == ("" if time is None else repr(time))
+        assert line["best_valid_loss"] == str(run.best_loss)
+        if run.last is None:
+            assert line["epochs"] == "0"
+            assert line["final_valid_loss"] == line["step_seconds"] == ""
+        else:
+            assert int(line["epochs"]) == run.last.epoch
+            assert line["final_train_loss"] == str(run.last.train_loss)
+            assert line["final_valid_loss"] == str(run.last.valid_loss)
 
 
 def test_losses_on_the_same_path_are_drawn_inside_each_other(tmp_path: Path) -> None:
     """By epoch, one worker's colour can be seen around that of four."""
-    write_report(race(("strong",), (1, 4), (0,)), tmp_path)
-    image = imread(tmp_path / "loss_strong.png")[:, :600, :3]
+    out = draw_losses_of(race(("strong",), (1, 4), (0,)), "strong", tmp_path / "loss.png")
+    image = imread(out)[:, :600, :3]
     pale = np.array([0xA0, 0xDA, 0x39]) / 255
     assert (abs(image - pale).max(axis=2) < 0.06).sum() > 500
 
@@ -450,7 +425,7 @@ def nothing_reached(name: str, workers: int) -> tuple[Ended, float]:
         (("linear",), (32,), nothing_reached),
         (("strong", "weak"), (1,), as_in_the_paper),
         (("weak",), (32,), as_in_the_paper),
-        (("a$b_c:x=1", "a$b_c:x|1", "strong"), (2, 3), as_in_the_paper),
+        (("a$b_c:x=1", "a$b_c:x|1", "strong"), (1, 2, 3), as_in_the_paper),
     ],
     ids=["nothing reached", "gone at once", "one worker", "impossible only", "odd names"],
 )
@@ -467,7 +442,7 @@ def test_report_of_a_race_that_has_hardly_begun(tmp_path: Path) -> None:
         first = replace(run.curve[0], train_loss=None, valid_loss=None)
         curve = (first,) if run.workers == 1 else ()
         runs.append(replace(run, ended="unfinished", curve=curve))
-    cells = cells_of(runs)
+    cells = tuple(cells_of(runs, study.strategies, study.workers))
     said = verdict(cells, TARGET, "recipe")
     begun = replace(study, runs=tuple(runs), cells=cells, predictions=(), verdict=said)
     assert "not finished" in check_files(begun, tmp_path / "begun")
@@ -505,37 +480,12 @@ def test_report_of_a_grid(metric: str, tmp_path: Path) -> None:
         assert float(line["learning_rate"]) == run.learning_rate
         expected = run.curve[-1].metrics.get("accuracy")
         assert line["final_accuracy"] == ("" if expected is None else str(expected))
-
-
-def test_report_of_a_grid_where_all_diverged(tmp_path: Path) -> None:
-    study = grid(seeds=(0,))
     runs = tuple(replace(r, ended="diverged", curve=()) for r in study.runs)
-    check_files(replace(study, runs=runs), tmp_path)
-
-
-def test_csv_holds_every_run_unrounded(tmp_path: Path) -> None:
-    study = race(("strong", "weak", "linear"), (1, 32), (0,))
-    write_report(study, tmp_path)
-    lines = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
-    assert len(lines) == len(study.runs)
-    assert {"impossible", "target", "diverged"} == {line["ended"] for line in lines}
-    for line, run in zip(lines, study.runs, strict=True):
-        assert (line["strategy"], int(line["workers"])) == (run.strategy, run.workers)
-        assert (line["ended"], line["times_are"], line["why"]) == (run.ended, run.how, run.why)
-        assert line["reached_target"] == ("yes" if run.reached else "no")
-        time = run.seconds_to_target
-        assert line["seconds_to_target"] == ("" if time is None else repr(time))
-        assert line["best_valid_loss"] == str(run.best_loss)
-        if run.last is None:
-            assert line["epochs"] == "0"
-            assert line["final_valid_loss"] == line["step_seconds"] == ""
-        else:
-            assert int(line["epochs"]) == run.last.epoch
-            assert line["final_train_loss"] == str(run.last.train_loss)
-            assert line["final_valid_loss"] == str(run.last.valid_loss)
+    check_files(replace(study, runs=runs), tmp_path / "all diverged")
 
 
 def test_loss_pictures_have_names_of_their_own() -> None:
-    study = race(("a:b=1", "a b=1", "warmup:epochs=10", "../x"), (1,), (0,))
+    strategies = ("a:b=1", "a b=1", "warmup:epochs=10", "../x")
+    study = replace(race(("strong",), (1,), (0,)), strategies=strategies)
     names = [loss_picture(study, name) for name in study.strategies]
     assert names == ["loss_1.png", "loss_2.png", "loss_warmup-epochs-10.png", "loss_..-x.png"]

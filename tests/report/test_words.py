@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from samepath.report.words import (
     duration,
     endings,
@@ -14,7 +12,6 @@ from samepath.report.words import (
     noise_meaning,
     noise_words,
     number,
-    plural,
 )
 
 
@@ -35,23 +32,11 @@ def test_milliseconds_keep_three_digits_and_no_exponent() -> None:
     seconds = [0.0, 1e-6, 0.00123456, 0.0123456, 0.123456, 1.23456, 123.456]
     said = ["0", "0", "1.23", "12.3", "123", "1,235", "123,456"]
     assert [milliseconds(each) for each in seconds] == said
-    assert [plural(count, "run") for count in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((320.4, 250.0, 410.0), "320 examples (95%: 250 to 410)"),
-        ((320.4, 250.0, None), "320 examples (95%: at least 250)"),
-        ((320.4, None, None), "320 examples"),
-    ],
-)
-def test_noise_in_words(arguments: tuple[float, float | None, float | None], words: str) -> None:
-    assert noise_words(*arguments) == words
-
-
-@pytest.mark.parametrize(
-    ("value", "words"), [(600.0, "nearly in proportion"), (150.0, "less than"), (50.0, "hardly")]
-)
-def test_meaning_of_a_noise_scale(value: float, words: str) -> None:
-    assert words in noise_meaning(value, 100)
+def test_the_noise_scale_in_words() -> None:
+    assert noise_words(320.4, 250.0, 410.0) == "320 examples (95%: 250 to 410)"
+    assert noise_words(320.4, 250.0, None) == "320 examples (95%: at least 250)"
+    assert noise_words(320.4, None, None) == "320 examples"
+    said = {600.0: "nearly in proportion", 150.0: "less than", 50.0: "hardly"}
+    assert all(words in noise_meaning(value, 100) for value, words in said.items())

@@ -8,23 +8,15 @@ from typing import Any
 
 import click
 
-from samepath.cli.common import (
-    data_option,
-    json_option,
-    keep_option,
-    out_option,
-    print_json,
-    shaping_options,
-    stdout_kept_for_json,
-)
+from samepath.cli import common
 from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
 
 
 @click.command()
 @click.argument("recipe")
-@data_option
-@keep_option
+@common.data_option
+@common.keep_option
 @click.option(
     "--network",
     "networks",
@@ -34,22 +26,17 @@ from samepath.errors import UserError
     "given. Also 100Gb, NVLink, 1GbE-pairs, 10GbE-racks, summit, dgx-a100, or a link you measured, "
     "such as 940Mbit/s:60us. May be given again.",
 )
-@click.option(
-    "--floor",
-    type=float,
-    default=0.8,
-    show_default=True,
-    metavar="F",
-    help="The least efficiency (speed-up / workers) that is worth its cost.",
+@common.setting(
+    "--floor", 0.8, "F", "The least efficiency (speed-up / workers) that is worth its cost."
 )
 @click.option("--max-workers", type=int, metavar="N", help="Look no further than this.")
 @click.option("--price", type=float, metavar="P", help="Price of a worker-hour; adds a column.")
 @click.option("--minutes", type=float, metavar="M", help="About how long it may take.  [2]")
 @click.option("--quick", is_flag=True, help="Take about one minute.")
 @click.option("--steps", type=int, metavar="S", help="The most steps of each short run.")
-@shaping_options
-@out_option("The folder; insight/RECIPE-advice-1.")
-@json_option
+@common.shaping_options
+@common.out_option("The folder; insight/RECIPE-advice-1.")
+@common.json_option
 def advise(
     recipe: str,
     data: str | None,
@@ -98,10 +85,10 @@ def advise(
         command=tuple(sys.argv),
     )
     folder = choose_folder("advice", recipe, out)
-    with stdout_kept_for_json(as_json):
+    with common.stdout_kept_for_json(as_json):
         found, measured = find_advice(request, LiveWatcher())
         page = write_advice(found, measured, folder, recipe=recipe, command=request.command)
     if as_json:
-        print_json(read_finding(folder, "advice"))
+        common.print_json(read_finding(folder, "advice"))
     else:
         print_report(tables_in_short(found), found.verdict, page)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from samepath.cli.common import json_option, print_json
+from samepath.cli import common
 
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="List what would go; remove nothing.")
-@json_option
+@common.json_option
 def clean(dry_run: bool, as_json: bool) -> None:
     """Remove what processes that were killed have left on this machine.
 
@@ -31,7 +31,7 @@ def clean(dry_run: bool, as_json: bool) -> None:
             {"path": str(each.path), "what": each.what, "bytes": each.num_bytes} for each in found
         ]
         paths = [str(each.path) for each in failed]
-        print_json({"dry_run": dry_run, "found": listed, "failed": paths})
+        common.print_json({"dry_run": dry_run, "found": listed, "failed": paths})
         return
     for each in found:
         why_not = "; it cannot be removed" if each in failed else ""

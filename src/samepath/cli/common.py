@@ -87,11 +87,12 @@ def out_option(help_text: str, **more: Any) -> Callable[[Command], Command]:
     return click.option("--out", type=PATH, help=help_text, **more)
 
 
-def seed_option(help_text: str) -> Callable[[Command], Command]:
-    """--seed of commands that have one of their own, beside the path's."""
-    return click.option(
-        "--seed", type=int, default=0, show_default=True, metavar="S", help=help_text
-    )
+def setting(
+    flag: str, default: Any, metavar: str | None, help_text: str, **more: Any
+) -> Callable[[Command], Command]:
+    """An option with a default, whose type it has, and which help shows."""
+    how: dict[str, Any] = {"default": default, "show_default": True, "metavar": metavar, **more}
+    return click.option(flag, help=help_text, **how)
 
 
 json_option = click.option(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import PATH, json_option, out_option, parsed_by, print_json
+from samepath.cli import common
 from samepath.console import LiveWatcher, SilentWatcher, count
 from samepath.errors import UserError
 
@@ -25,9 +25,9 @@ def parse_window(text: str) -> tuple[float, float]:
 
 
 @click.command()
-@click.argument("source", type=PATH)
-@out_option("The folder to make (new).", required=True)
-@click.option("--side", type=int, default=16, show_default=True, help="Voxels along each side.")
+@click.argument("source", type=common.PATH)
+@common.out_option("The folder to make (new).", required=True)
+@common.setting("--side", 16, None, "Voxels along each side.")
 @click.option(
     "--mm",
     type=float,
@@ -37,10 +37,10 @@ def parse_window(text: str) -> tuple[float, float]:
 @click.option(
     "--window",
     metavar="LOW,HIGH",
-    callback=parsed_by(parse_window),
+    callback=common.parsed_by(parse_window),
     help="Values that become 0 and 1.  [default: -1000,400; values in 0..1 and bytes keep theirs]",
 )
-@json_option
+@common.json_option
 def cubes(
     source: Path,
     out: Path,
@@ -73,7 +73,7 @@ def cubes(
         )
     again = f"samepath train nodules --data {shlex.quote(str(out))}"
     if as_json:
-        print_json(
+        common.print_json(
             {
                 "folder": str(out),
                 "cubes": report.num_cubes,

@@ -1,4 +1,4 @@
-"""`samepath curate`, and the group that holds what belongs to it."""
+"""`samepath curate` and `samepath curate compare`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,9 @@ from typing import Any
 
 import click
 
-from samepath.cli.common import (
-    PATH,
-    data_option,
-    json_option,
-    out_option,
-    print_json,
-    to_be_continued,
-    workers_option,
-)
-from samepath.cli.curate_compare import compare
+from samepath.cli import common
 from samepath.cli.train import RunDisplay
-from samepath.console import LiveWatcher, print_table
+from samepath.console import LiveWatcher, print_report, print_table
 from samepath.errors import UserError
 
 
@@ -58,13 +49,13 @@ def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
 
 @click.command()
 @click.argument("recipe")
-@out_option("The folder to write.", required=True, metavar="DIR")
-@data_option
+@common.out_option("The folder to write.", required=True, metavar="DIR")
+@common.data_option
 @click.option("--keep", metavar="FILE", help="A keep-list to begin with: what it drops stays so.")
 @click.option(
     "--from",
     "source",
-    type=PATH,
+    type=common.PATH,
     metavar="RUN",
     help="The network: a run's folder, or weights as .safetensors. Trained in DIR if not given.",
 )
@@ -80,23 +71,23 @@ def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
     help="Features are the output of this layer; NAME:input: what goes into it. The input of the "
     "last linear layer if not given.",
 )
-@workers_option
+@common.workers_option
 @click.option("--epochs", type=click.IntRange(1), metavar="E", help="To train the network for.")
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="S",
-    help="Of the network, the map, and what is chosen at random.",
-)  # fmt: skip
-@click.option(
+@common.setting(
+    "--seed",
+    0,
+    "S",
+    "Of the network, the map, and what is chosen at random.",
+    type=click.IntRange(0),
+)
+@common.setting(
     "--method",
-    default="dbscan",
-    show_default=True,
-    metavar="NAME",
-    help="dbscan or hdbscan drop what lies outside of a class's clusters; grid keeps a sample that "
+    "dbscan",
+    "NAME",
+    "dbscan or hdbscan drop what lies outside of a class's clusters; grid keeps a sample that "
     "covers the map.",
 )
-@click.option(
-    "--fraction", type=float, metavar="F", help="What grid keeps of each class.  [0.8]",
-)  # fmt: skip
+@click.option("--fraction", type=float, metavar="F", help="What grid keeps of each class.  [0.8]")
 @click.option(
     "--eps",
     multiple=True,
@@ -105,15 +96,9 @@ def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
     help="Distance within which points are of one cluster, for all classes or one (again for "
     "more); the knee of the k-distances if not given.",
 )
-@click.option(
-    "--min-samples", type=int, default=5, show_default=True, metavar="M",
-    help="Points within eps that make the heart of a cluster.",
-)  # fmt: skip
-@click.option(
-    "--rounds", type=int, default=1, show_default=True, metavar="R",
-    help="Train on what is kept and curate again.",
-)  # fmt: skip
-@json_option
+@common.setting("--min-samples", 5, "M", "Points within eps that make the heart of a cluster.")
+@common.setting("--rounds", 1, "R", "Train on what is kept and curate again.")
+@common.json_option
 def curate_itself(as_json: bool, **asked: Any) -> None:
     """Find the training examples of RECIPE that hurt, and write a keep-list without them.
 
@@ -146,11 +131,11 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
     request = CurateRequest(
         command=tuple(sys.argv), watcher=LiveWatcher, display=RunDisplay, **asked
     )
-    with to_be_continued(as_json):
+    with common.to_be_continued(as_json):
         about = curate_request(request)
         page = write_curation_report(request.out)
     if as_json:
-        print_json(about)
+        common.print_json(about)
     else:
         _summary(about, request.out, page)
 
@@ -169,6 +154,96 @@ def _summary(about: dict[str, Any], out: Path, page: Path) -> None:
         f"train:  samepath train {recipe}{data} --keep {folder}/keep.csv",
     ):
         click.echo(line)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read what --batch-sizes is given."""
+    return tuple(common.parse_counts("--batch-sizes", text))
+
+
+def parse_decays(text: str) -> tuple[float, ...]:
+    """Read what --weight-decays is given."""
+    decays = [common.parse_number(part, 0) for part in common.parse_list("--weight-decays", text)]
+    if None in decays:
+        raise UserError(
+            f"--weight-decays {text}: give numbers of at least 0, separated by commas, such as "
+            "0.0005,0.005"
+        )
+    return tuple(decay for decay in decays if decay is not None)
+
+
+@click.command()
+@click.argument("recipe")
+@common.data_option
+@click.option("--keep", required=True, type=common.PATH, help="The keep-list.")
+@click.option(
+    "--random",
+    "control",
+    type=common.PATH,
+    help="A keep-list with as many kept at random; random.csv beside the other when not given.",
+)
+@click.option(
+    "--batch-sizes",
+    metavar="LIST",
+    callback=common.parsed_by(parse_sizes),
+    help="The recipe's when not given.",
+)
+@click.option(
+    "--weight-decays",
+    metavar="LIST",
+    callback=common.parsed_by(parse_decays),
+    help="The recipe's when not given.",
+)
+@common.setting("--seeds", 4, "N", "Runs of each.")
+@click.option("--max-epochs", type=int, metavar="E", help="Epochs of every run; the recipe's.")
+@common.other_hardware_option
+@common.out_option("The folder; compare beside the keep-list.")
+@common.json_option
+def compare(
+    keep: Path,
+    control: Path | None,
+    batch_sizes: tuple[int, ...] | None,
+    weight_decays: tuple[float, ...] | None,
+    seeds: int,
+    out: Path | None,
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Train RECIPE on all its data, on what a keep-list keeps, and on as many examples kept at
+    random: did curation help?
+
+    Every kind of data at every batch size and weight decay with every seed. Run it again to go on
+    after an interruption, or to add batch sizes, decays, seeds or epochs.
+
+    \b
+    Example:
+      samepath curate compare cifar10-small --keep curated/keep.csv --batch-sizes 64,256,1024
+    """
+    from samepath.curation.compare import Wanted, to_json
+    from samepath.curation.compare import compare as compare_all
+    from samepath.report.curation import comparison_table, finish_comparison
+    from samepath.study.opening import StudyRequest
+
+    request = StudyRequest(
+        seeds=common.parse_counts("--seeds", str(seeds))[0],
+        out=out or keep.parent / "compare",
+        command=tuple(sys.argv),
+        **asked,
+    )
+    wanted = Wanted(
+        filtered=keep,
+        random=control or keep.with_name("random.csv"),
+        batch_sizes=batch_sizes or (),
+        weight_decays=weight_decays or (),
+    )
+    with common.to_be_continued(as_json):
+        found = compare_all(request, wanted, LiveWatcher(own_thread=False))
+        found, page = finish_comparison(found, request.folder)
+    if as_json:
+        common.print_json(to_json(found))
+    else:
+        title = f"{found.metric} after {found.epochs} epochs"
+        print_report([(title, comparison_table(found), "")], found.verdict, page)
 
 
 curate = CurateGroup("curate", short_help="Find the training examples that hurt; a keep-list.")

@@ -9,22 +9,13 @@ from typing import Any
 
 import click
 
-from samepath.cli.common import (
-    PATH,
-    epoch_option,
-    json_option,
-    out_option,
-    print_json,
-    seed_option,
-    stdout_kept_for_json,
-    workers_option,
-)
+from samepath.cli import common
 from samepath.console import LiveWatcher, print_table
 
 
 @click.command()
-@click.argument("runs", type=PATH, nargs=-1, required=True, metavar="RUN...")
-@workers_option
+@click.argument("runs", type=common.PATH, nargs=-1, required=True, metavar="RUN...")
+@common.workers_option
 @click.option(
     "--examples",
     "num_examples",
@@ -34,30 +25,16 @@ from samepath.console import LiveWatcher, print_table
     metavar="E",
     help="Training examples to measure on, at most.",
 )
-@click.option(
-    "--top", type=int, default=20, show_default=True, metavar="K", help="Eigenvalues to find."
+@common.setting("--top", 20, "K", "Eigenvalues to find.")
+@common.setting("--grid", 31, "M", "Points of a line; a plane has half as many each way.")
+@common.setting(
+    "--radius", 1.0, "R", "How far lines and planes go from the weights (along eigenvectors half)."
 )
-@click.option(
-    "--grid",
-    type=int,
-    default=31,
-    show_default=True,
-    metavar="M",
-    help="Points of a line; a plane has half as many each way.",
-)
-@click.option(
-    "--radius",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="R",
-    help="How far lines and planes go from the weights (along eigenvectors half).",
-)
-@epoch_option
-@seed_option("Sample and directions.")
+@common.epoch_option
+@common.setting("--seed", 0, "S", "Sample and directions.")
 @click.option("--save-vectors", is_flag=True, help="Write the eigenvectors too (safetensors).")
-@out_option("The folder to write.")
-@json_option
+@common.out_option("The folder to write.")
+@common.json_option
 def curvature(runs: tuple[Path, ...], out: Path | None, as_json: bool, **asked: Any) -> None:
     """Look at the loss around the weights of RUNs: sharp or flat?
 
@@ -77,11 +54,11 @@ def curvature(runs: tuple[Path, ...], out: Path | None, as_json: bool, **asked: 
 
     request = CurvatureRequest(runs=runs, watcher=LiveWatcher, **asked)
     folder = choose_folder("curvature", str(runs[0].resolve()), out)
-    with stdout_kept_for_json(as_json):
+    with common.stdout_kept_for_json(as_json):
         found = measure_curvature(request, vectors=folder)
         write_curvature(folder, found, sys.argv)
     if as_json:
-        print_json(asdict(found) | {"verdict": verdict(found), "folder": str(folder)})
+        common.print_json(asdict(found) | {"verdict": verdict(found), "folder": str(folder)})
     else:
         _summary(found, folder)
 

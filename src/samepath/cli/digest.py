@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import PATH, json_option, print_json
+from samepath.cli import common
 from samepath.console import say
 
 
 @click.command()
-@click.argument("run", type=PATH)
-@json_option
+@click.argument("run", type=common.PATH)
+@common.json_option
 def digest(run: Path, as_json: bool) -> None:
     """Recompute the digest of RUN from its newest checkpoint.
 
@@ -33,7 +33,9 @@ def digest(run: Path, as_json: bool) -> None:
         raise CheckpointDamaged(f"{run} holds no checkpoint that can be read")
     step = found.state.structure["step"]
     if as_json:
-        print_json({"digest": found.digest, "steps": step, "matches_run": found.digest == recorded})
+        common.print_json(
+            {"digest": found.digest, "steps": step, "matches_run": found.digest == recorded}
+        )
     else:
         click.echo(f"{found.digest}  step {step}")
     if recorded is not None and recorded != found.digest:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import PATH, json_option, print_json
+from samepath.cli import common
 from samepath.console import LiveWatcher, SilentWatcher
 
 
@@ -16,12 +16,12 @@ from samepath.console import LiveWatcher, SilentWatcher
 @click.argument("name", type=click.Choice(["cifar10"]))
 @click.option(
     "--to",
-    type=PATH,
+    type=common.PATH,
     metavar="DIR",
     help="Where to put it.  [default: $SAMEPATH_DATA, else ~/.cache/samepath]",
 )
 @click.option("--url", metavar="URL", help="Of a mirror; size and MD5 must be the published ones.")
-@json_option
+@common.json_option
 def download(name: str, to: Path | None, url: str | None, as_json: bool) -> None:
     """Download a data set, check it and unpack it. A download that was cut short goes on.
 
@@ -49,6 +49,6 @@ def download(name: str, to: Path | None, url: str | None, as_json: bool) -> None
         folder = fetch(archive, to or download_folder(), progress)
     again = f"samepath train {name}" + (f" --data {shlex.quote(str(folder))}" if to else "")
     if as_json:
-        print_json({"folder": str(folder), "next": again})
+        common.print_json({"folder": str(folder), "next": again})
     else:
         click.echo(f"{name} is in {folder}\n{again}")

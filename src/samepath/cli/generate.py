@@ -6,28 +6,20 @@ from typing import Any
 
 import click
 
-from samepath.cli.common import (
-    PATH,
-    epoch_option,
-    json_option,
-    out_option,
-    print_json,
-    seed_option,
-    stdout_kept_for_json,
-)
+from samepath.cli import common
 from samepath.console import print_table, status
 
 
 @click.command()
-@click.argument("run", type=PATH)
-@click.option("--count", type=int, default=100, show_default=True, help="How many.")
+@click.argument("run", type=common.PATH)
+@common.setting("--count", 100, None, "How many.")
 @click.option("--category", help="benign, indeterminate or malignant.  [all, as trained on]")
-@out_option("name.npz: one file. Otherwise a folder of .nii.gz files.", required=True)
+@common.out_option("name.npz: one file. Otherwise a folder of .nii.gz files.", required=True)
 @click.option("--side", type=int, metavar="V", help="Voxels along a side.  [as trained on]")
-@seed_option("Other seed, other nodules.")
-@epoch_option
+@common.setting("--seed", 0, "S", "Other seed, other nodules.")
+@common.epoch_option
 @click.option("--judge/--no-judge", default=True, help="Compare with real ones (half a minute).")
-@json_option
+@common.json_option
 def generate(as_json: bool, count: int, **asked: Any) -> None:
     """Generate new nodules from RUN, a run of DeepDensity, and judge them.
 
@@ -43,10 +35,10 @@ def generate(as_json: bool, count: int, **asked: Any) -> None:
     from samepath.recipes.nodules.generation import GenerateRequest
     from samepath.recipes.nodules.generation import generate as generate_nodules
 
-    with stdout_kept_for_json(as_json), status("opening the run") as line:
+    with common.stdout_kept_for_json(as_json), status("opening the run") as line:
         result = generate_nodules(GenerateRequest(count=count, tell=line.update, **asked))
     if as_json:
-        print_json(
+        common.print_json(
             {
                 "out": str(result.out),
                 "files": [str(path) for path in result.files],

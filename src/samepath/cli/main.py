@@ -17,29 +17,12 @@ from samepath.console import say
 from samepath.errors import SamepathError
 from samepath.version import __version__
 
-COMMANDS = [
-    "train",
-    "join",
-    "verify",
-    "study",
-    "show",
-    "generate",
-    "cubes",
-    "download",
-    "run",
-    "digest",
-    "recipes",
-    "curate",
-    "explore",
-    "curvature",
-    "ui",
-    "tensorboard",
-    "simulate",
-    "advise",
-    "profile",
-    "clean",
-]
-"""Each is the module of this folder, and the command in it, of that name."""
+COMMANDS = (
+    *("advise", "clean", "cubes", "curate", "curvature", "digest", "download", "generate"),
+    *("profile", "recipes", "run", "show", "simulate", "study", "tensorboard", "train", "verify"),
+    *("train.join", "web.explore", "web.ui"),
+)
+"""Modules of this folder with a command of their name, or with a command in them."""
 
 # torch's libraries answer a peer that is gone with a page of C++ frames; we say it in a line
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -57,8 +40,9 @@ def cli() -> None:
     """
 
 
-for name in COMMANDS:
-    cli.add_command(getattr(import_module(f"samepath.cli.{name}"), name))
+for each in COMMANDS:
+    module, _, name = each.partition(".")
+    cli.add_command(getattr(import_module(f"samepath.cli.{module}"), name or module))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -8,25 +8,15 @@ from typing import Any, Literal
 
 import click
 
-from samepath.cli.common import (
-    data_option,
-    json_option,
-    keep_option,
-    out_option,
-    parse_list,
-    print_json,
-    shaping_options,
-    stdout_kept_for_json,
-    workers_option,
-)
+from samepath.cli import common
 from samepath.console import LiveWatcher, print_report, say
 
 
 @click.command()
 @click.argument("recipe")
-@data_option
-@keep_option
-@workers_option
+@common.data_option
+@common.keep_option
+@common.workers_option
 @click.option(
     "--engine",
     "engines",
@@ -35,34 +25,13 @@ from samepath.console import LiveWatcher, print_report, say
     help="samepath, ddp or queue; several separated by commas, or given again. "
     "samepath when not given.",
 )
-@click.option(
-    "--steps",
-    type=int,
-    default=10,
-    show_default=True,
-    metavar="S",
-    help="How many to time of each engine, after warming up.",
-)
-@click.option(
-    "--cycle-ms",
-    type=float,
-    default=5.0,
-    show_default=True,
-    metavar="MS",
-    help="How often the engine queue asks its coordinator.",
-)
-@click.option(
-    "--fusion-mib",
-    type=float,
-    default=64.0,
-    show_default=True,
-    metavar="MIB",
-    help="How much the engine queue packs together.",
-)
+@common.setting("--steps", 10, "S", "How many to time of each engine, after warming up.")
+@common.setting("--cycle-ms", 5.0, "MS", "How often the engine queue asks its coordinator.")
+@common.setting("--fusion-mib", 64.0, "MIB", "How much the engine queue packs together.")
 @click.option("--no-measure", is_flag=True, help="Leave out measured.json (half a minute).")
-@shaping_options
-@out_option("The folder; insight/RECIPE-profile-1.")
-@json_option
+@common.shaping_options
+@common.out_option("The folder; insight/RECIPE-profile-1.")
+@common.json_option
 def profile(
     recipe: str,
     data: str | None,
@@ -108,7 +77,9 @@ def profile(
         data=data,
         keep=keep,
         num_workers=num_workers,
-        engines=tuple(parse_list("--engine", ",".join(engines))) if engines else ("samepath",),
+        engines=tuple(common.parse_list("--engine", ",".join(engines)))
+        if engines
+        else ("samepath",),
         timed_steps=steps,
         **asked,
         queue=QueueSettings(
@@ -118,13 +89,13 @@ def profile(
         watcher=LiveWatcher,
     )
     folder = choose_folder("profile", recipe, out)
-    with stdout_kept_for_json(as_json):
+    with common.stdout_kept_for_json(as_json):
         found = profile_recipe(request, say)
         if found is None:  # a launcher's worker: the first one writes
             return
         page = write_profile(found, folder, recipe=recipe, command=sys.argv)
     if as_json:
-        print_json({**read_finding(folder, "profile"), "folder": str(folder)})
+        common.print_json({**read_finding(folder, "profile"), "folder": str(folder)})
         return
     print_report(tables_in_short(found), summary(found), page)
     traces = [str(folder / trace_name(each.engine)) for each in found.timelines]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from samepath.cli.common import json_option
+from samepath.cli import common
 
 
 @click.command()
-@json_option
+@common.json_option
 def recipes(as_json: bool) -> None:
     """List the built-in recipes, one line each.
 
@@ -21,7 +19,7 @@ def recipes(as_json: bool) -> None:
 
     lines = {name: text for name, (_, _, text) in BUILT_IN.items()}
     if as_json:
-        click.echo(json.dumps(lines))
+        common.print_json(lines)
         return
     width = max(map(len, lines))
     for name, text in lines.items():

@@ -6,11 +6,11 @@ from typing import Literal
 
 import click
 
-from samepath.cli.common import workers_option
+from samepath.cli import common
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@workers_option
+@common.workers_option
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(num_workers: int | Literal["auto"], script: str, arguments: tuple[str, ...]) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import PATH, json_option, out_option, print_json, stdout_kept_for_json
+from samepath.cli import common
 from samepath.console import status
 
 
 @click.command()
-@click.argument("run", type=PATH)
-@click.argument("others", type=PATH, nargs=-1)
-@out_option("Folder to draw into.  [RUN/show]")
-@json_option
+@click.argument("run", type=common.PATH)
+@click.argument("others", type=common.PATH, nargs=-1)
+@common.out_option("Folder to draw into.  [RUN/show]")
+@common.json_option
 def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Draw what RUN learned: loss curves, and what its recipe has to show, on one page.
 
@@ -30,11 +30,11 @@ def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -
     """
     from samepath.report.show import show_run
 
-    with stdout_kept_for_json(as_json), status("drawing ..."):
+    with common.stdout_kept_for_json(as_json), status("drawing ..."):
         page = show_run(run, out, others)
     pictures = sorted(str(path) for path in page.parent.glob("*.png"))
     if as_json:
-        print_json({"page": str(page), "pictures": pictures})
+        common.print_json({"page": str(page), "pictures": pictures})
     else:
         for picture in pictures:
             click.echo(picture)

@@ -8,20 +8,7 @@ from typing import Any
 
 import click
 
-from samepath.cli.common import (
-    PATH,
-    data_option,
-    grain_option,
-    json_option,
-    keep_option,
-    out_option,
-    parse_list,
-    parsed_by,
-    print_json,
-    refuse_given,
-    seed_option,
-    stdout_kept_for_json,
-)
+from samepath.cli import common
 from samepath.console import print_report, say, status
 from samepath.errors import UserError
 
@@ -32,7 +19,7 @@ MOST_WORKERS = 100_000
 def parse_worker_range(text: str) -> list[int]:
     """Read '1,2,96', or '1:1536' (also '1,...,1536'): doubled from the first to the last."""
     found: list[int] = []
-    for part in parse_list("--workers", text.replace(" ", "").replace(",...,", ":")):
+    for part in common.parse_list("--workers", text.replace(" ", "").replace(",...,", ":")):
         first, colon, last = part.partition(":")
         ends = [first, last] if colon else [first]
         if not all(end.isdecimal() and 1 <= int(end) <= MOST_WORKERS for end in ends):
@@ -54,30 +41,28 @@ def parse_worker_range(text: str) -> list[int]:
 
 @click.command()
 @click.argument("source", metavar="RECIPE|FOLDER")
-@data_option
-@keep_option
+@common.data_option
+@common.keep_option
 @click.option(
     "--workers",
     metavar="LIST",
-    callback=parsed_by(parse_worker_range),
+    callback=common.parsed_by(parse_worker_range),
     help="Numbers of workers: 1,2,4,96, or 1:1536 for 1, 2, 4 and so on to 1536.  [1:1536, or to "
     "where all grains of the batch have a worker]",
 )
-@click.option(
+@common.setting(
     "--network",
-    default="10GbE",
-    show_default=True,
-    metavar="LIST",
-    help="Links or machines: 1GbE, 10GbE, 100Gb, NVLink, 1GbE-pairs, 10GbE-racks, summit, "
+    "10GbE",
+    "LIST",
+    "Links or machines: 1GbE, 10GbE, 100Gb, NVLink, 1GbE-pairs, 10GbE-racks, summit, "
     "dgx-a100, here (measured between workers of this machine), or your own, such as "
     "940Mbit/s:60us.",
 )
-@click.option(
+@common.setting(
     "--policy",
-    default="samepath,queue",
-    show_default=True,
-    metavar="LIST",
-    help="How gradients come together: samepath (its buckets), queue (Horovod's), ddp; each "
+    "samepath,queue",
+    "LIST",
+    "How gradients come together: samepath (its buckets), queue (Horovod's), ddp; each "
     "with :ring or :tree to reduce that way (samepath:tree).",
 )
 @click.option(
@@ -88,34 +73,25 @@ def parse_worker_range(text: str) -> list[int]:
     help="Workers share one batch, or have one each.",
 )
 @click.option("--batch-size", type=int, metavar="B", help="Of a step (weak: of each worker's).")
-@grain_option
+@common.grain_option
 @click.option("--threads", type=int, metavar="T", help="Threads per worker, for measuring.")
-@click.option(
+@common.setting(
     "--stragglers",
-    type=float,
-    default=0.0,
-    show_default=True,
-    metavar="SIGMA",
-    help="Workers differ in a step by this much (standard deviation of the logarithm).",
+    0.0,
+    "SIGMA",
+    "Workers differ in a step by this much (standard deviation of the logarithm).",
 )
-@seed_option("Of the random draws.")
-@click.option("--trials", type=int, default=200, show_default=True, help="Steps simulated of each.")
-@click.option(
-    "--seconds",
-    type=float,
-    default=30.0,
-    show_default=True,
-    metavar="T",
-    help="For measuring, about.",
-)
+@common.setting("--seed", 0, "S", "Of the random draws.")
+@common.setting("--trials", 200, None, "Steps simulated of each.")
+@common.setting("--seconds", 30.0, "T", "For measuring, about.")
 @click.option(
     "--profile",
-    type=PATH,
+    type=common.PATH,
     metavar="FOLDER",
     help="A profile or an advice of the recipe, instead of measuring it again.",
 )
-@out_option("Folder to write.")
-@json_option
+@common.out_option("Folder to write.")
+@common.json_option
 def simulate(
     source: str,
     workers: list[int] | None,
@@ -142,7 +118,7 @@ def simulate(
 
     from_folder = Path(source).is_dir()
     if from_folder:
-        refuse_given(
+        common.refuse_given(
             _FOR_MEASURING,
             lambda name, option: (
                 f"{option} is for a recipe, but {source} has been measured already; leave it out"
@@ -151,16 +127,16 @@ def simulate(
     request = SimulationRequest(
         source=source,
         workers=tuple(workers or ()),
-        networks=tuple(dict.fromkeys(parse_list("--network", network))),
-        policies=tuple(dict.fromkeys(parse_list("--policy", policy))),
+        networks=tuple(dict.fromkeys(common.parse_list("--network", network))),
+        policies=tuple(dict.fromkeys(common.parse_list("--policy", policy))),
         **asked,
     )
     folder = choose_folder("simulation", Path(source).name if from_folder else source, out)
-    with stdout_kept_for_json(as_json), status("measuring and simulating"):
+    with common.stdout_kept_for_json(as_json), status("measuring and simulating"):
         simulation = run_simulation(request, say)
         content = write_simulation(folder, simulation, sys.argv)
     if as_json:
-        print_json({"folder": str(folder), **content})
+        common.print_json({"folder": str(folder), **content})
         return
     tables = [(f"{c.name} (modelled)", curve_table(c), "") for c in simulation.curves]
     *others, (title, rows, _) = tables

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import click
 
-from samepath.cli.common import PATH, json_option, out_option, print_json
+from samepath.cli import common
 from samepath.console import count, say, status
 
 
 @click.command()
-@click.argument("folder", type=PATH, metavar="RUN|DIR")
-@out_option(
+@click.argument("folder", type=common.PATH, metavar="RUN|DIR")
+@common.out_option(
     "Folder for the event files, one below it for each run.  [RUN/tensorboard]", metavar="LOGDIR"
 )
-@json_option
+@common.json_option
 def tensorboard(folder: Path, out: Path | None, as_json: bool) -> None:
     """Write TensorBoard event files of a run, or of all runs under a folder.
 
@@ -33,7 +33,9 @@ def tensorboard(folder: Path, out: Path | None, as_json: bool) -> None:
     with status("writing event files ...") as line:
         done = convert(folder, out, tell=lambda text: line.update(f"writing {text} ..."))
     if as_json:
-        print_json({"logdir": str(done.logdir), "files": done.files, "skipped": done.skipped})
+        common.print_json(
+            {"logdir": str(done.logdir), "files": done.files, "skipped": done.skipped}
+        )
         return
     for name, why in done.skipped.items():
         say(f"left out {name}: {why}")

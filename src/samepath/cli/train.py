@@ -1,4 +1,4 @@
-"""`samepath train`, and what a person sees of a run."""
+"""`samepath train` and `samepath join`, and what a person sees of a run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from samepath.cli.common import (
-    data_option,
-    json_option,
-    keep_option,
-    machine_of,
-    machine_options,
-    other_hardware_option,
-    out_option,
-    parse_number,
-    parse_workers,
-    parsed_by,
-    print_json,
-    shaping_options,
-    stdout_kept_for_json,
-    strategy_option,
-)
+from samepath.cli import common
 from samepath.console import LiveWatcher, count, may_be_closed, say
 from samepath.errors import UserError
 
@@ -37,14 +22,8 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 5.0
 _SHOWN = (
-    "steps",
-    "train_loss",
-    "valid_loss",
-    "step_seconds",
-    "num_workers",
-    "staleness_mean",
-    "staleness_max",
-    "digest",
+    *("steps", "train_loss", "valid_loss", "step_seconds", "num_workers"),
+    *("staleness_mean", "staleness_max", "digest"),
 )
 
 
@@ -52,7 +31,7 @@ def parse_target(text: str) -> float | Literal["none"]:
     """Read what --target is given."""
     if text == "none":
         return "none"
-    if (loss := parse_number(text)) is None:
+    if (loss := common.parse_number(text)) is None:
         raise UserError(f"--target {text}: give a loss, such as 0.003, or 'none'")
     return loss
 
@@ -67,8 +46,8 @@ def parse_range(text: str) -> tuple[int, int]:
 
 @click.command()
 @click.argument("recipe")
-@data_option
-@keep_option
+@common.data_option
+@common.keep_option
 @click.option(
     "-n",
     "num_workers",
@@ -78,7 +57,7 @@ def parse_range(text: str) -> tuple[int, int]:
     help="Workers. auto: all of this machine's cores (or GPUs). A range, such as 1:8: workers may "
     "leave and join while the run goes on (see docs/reliability.md).",
 )
-@machine_options
+@common.machine_options
 @click.option(
     "--timeout",
     "timeout_seconds",
@@ -91,19 +70,19 @@ def parse_range(text: str) -> tuple[int, int]:
 @click.option(
     "--target",
     metavar="LOSS",
-    callback=parsed_by(parse_target),
+    callback=common.parsed_by(parse_target),
     help="Validation loss at which it ends; none: not before the end.",
 )
-@shaping_options
+@common.shaping_options
 @click.option(
     "--exact",
     type=click.Choice(["on", "off"]),
-    callback=parsed_by(lambda text: text == "on"),
+    callback=common.parsed_by(lambda text: text == "on"),
     help="off: each worker computes its share at once; the same path up to rounding.",
 )
 @click.option("--learning-rate", type=float, metavar="R", help="In place of the recipe's.")
 @click.option("--weight-decay", type=float, metavar="D", help="In place of the recipe's.")
-@strategy_option
+@common.strategy_option
 @click.option(
     "--as-workers",
     "virtual_workers",
@@ -111,12 +90,12 @@ def parse_range(text: str) -> tuple[int, int]:
     metavar="K",
     help="k of the strategy; N when not given.",
 )
-@out_option("The run's folder.")
+@common.out_option("The run's folder.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, at any N.")
-@other_hardware_option
+@common.other_hardware_option
 @click.option("--checkpoint-steps", type=click.IntRange(1), metavar="S", help="Save every S steps.")
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard event files too.")
-@json_option
+@common.json_option
 def train(
     recipe: str,
     data: str | None,
@@ -158,14 +137,14 @@ def train(
     machine = None
     if ":" in num_workers:
         least, most = parse_range(num_workers)
-        workers, machine = WorkerRange(least=least, most=most), machine_of(here, interface)
+        workers, machine = WorkerRange(least=least, most=most), common.machine_of(here, interface)
     elif here is not None or interface is not None:
         raise UserError(
             f"--here and --interface are for a range of workers, and -n is {num_workers}; "
             "give a range, such as -n 1:8"
         )
     else:
-        workers = parse_workers(num_workers)
+        workers = common.parse_workers(num_workers)
     request = Request(
         recipe=recipe,
         data=data,
@@ -182,10 +161,38 @@ def train(
         command=tuple(sys.argv),
         display=RunDisplay,
     )
-    with stdout_kept_for_json(as_json):
+    with common.stdout_kept_for_json(as_json):
         result, folder = train_request(request)
     if read_place(os.environ).worker == 0:  # under mpirun every worker comes here
         print_result(recipe, folder, asdict(result), as_json)
+    return exit_code(asdict(result))
+
+
+@click.command()
+@click.argument("run", type=common.PATH)
+@common.machine_options
+@common.other_hardware_option
+@common.json_option
+def join(
+    run: Path, here: int | None, interface: str | None, other_hardware: bool, as_json: bool
+) -> int:
+    """Bring this machine's workers to a run that is under way.
+
+    RUN is the folder of a run that was started with a range of workers, on this machine or on one
+    that sees the same folder. Ctrl-C leaves the run: its other workers go on.
+
+    \b
+    Examples:
+      samepath train nodules -n 1:8 --out runs/a          on one machine, or in one terminal
+      samepath join runs/a --here 2                       in another terminal
+      samepath join /shared/runs/a --interface eth0       on another machine
+    """
+    from samepath.engine.train import join as join_run
+
+    with common.stdout_kept_for_json(as_json):
+        machine = common.machine_of(here, interface)
+        result, folder = join_run(run, machine, display=RunDisplay, other_hardware=other_hardware)
+    print_result("RECIPE", folder, asdict(result), as_json)
     return exit_code(asdict(result))
 
 
@@ -241,7 +248,7 @@ def print_result(recipe: str, folder: Path, result: dict[str, Any], as_json: boo
     """Print how a run ended."""
     with may_be_closed():
         if as_json:
-            print_json({**result, "run": str(folder)})
+            common.print_json({**result, "run": str(folder)})
         else:
             _summarize(recipe, folder, result)
 

@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samepath.cli.common import (
-    data_option,
-    json_option,
-    keep_option,
-    parse_counts,
-    print_json,
-    shaping_options,
-    stdout_kept_for_json,
-    strategy_option,
-)
+from samepath.cli import common
 from samepath.cli.train import RunDisplay
 from samepath.console import count, print_table
 
@@ -25,8 +16,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("recipe")
-@data_option
-@keep_option
+@common.data_option
+@common.keep_option
 @click.option(
     "-n",
     "counts",
@@ -41,8 +32,8 @@ if TYPE_CHECKING:
     metavar="S",
     help="Steps to take at every count. Long data are made shorter, so that an epoch ends in them.",
 )
-@shaping_options
-@strategy_option
+@common.shaping_options
+@common.strategy_option
 @click.option(
     "--as-workers",
     "virtual_workers",
@@ -50,7 +41,7 @@ if TYPE_CHECKING:
     metavar="K",
     help="k of the strategy; the largest N when not given.",
 )
-@json_option
+@common.json_option
 def verify(
     recipe: str,
     data: str | None,
@@ -81,15 +72,15 @@ def verify(
         recipe=recipe,
         data=data,
         keep=keep,
-        counts=None if counts is None else parse_counts("-n", counts),
+        counts=None if counts is None else common.parse_counts("-n", counts),
         **asked,
         tell=lambda text: click.echo(text, err=True),
         display=RunDisplay,
     )
-    with stdout_kept_for_json(as_json):
+    with common.stdout_kept_for_json(as_json):
         verdict = verify_request(request)
     if as_json:
-        print_json(_as_json(verdict))
+        common.print_json(_as_json(verdict))
     else:
         _show(verdict)
     return 0 if verdict.equal else 1

@@ -54,10 +54,7 @@ class ClassClusters:
     min_samples: int
     how: str
     """Where eps is from: knee, no knee, given, or too few points."""
-    curve: NDArray[np.float32]
-    """Distances to the k-th neighbour, ascending."""
     num_clusters: int
-    num_noise: int
 
 
 class ClassClustering:
@@ -67,11 +64,12 @@ class ClassClustering:
         self,
         *,
         method: Literal["dbscan", "hdbscan"] = "dbscan",
-        eps: float | Mapping[int, float] | None = None,
+        eps: Mapping[int, float] | None = None,
         min_samples: int = MIN_SAMPLES,
     ) -> None:
         self.method = method
         self.eps = eps
+        """By label; the knee's where not given."""
         self.min_samples = min_samples
 
     def fit(self, points: NDArray[np.floating], labels: Ints | None = None) -> ClassClustering:
@@ -87,26 +85,18 @@ class ClassClustering:
         return self
 
     def _fit_class(self, points: Floats, label: int | None) -> tuple[Ints, ClassClusters]:
-        min_samples = self.min_samples
-        eps = self.eps.get(label or 0) if isinstance(self.eps, Mapping) else self.eps
-        curve: Floats = np.zeros(0)
+        min_samples, how = self.min_samples, "given"
+        eps = (self.eps or {}).get(label or 0)
         if len(points) < max(LEAST_POINTS, min_samples + 1):
             found, how, eps = np.zeros(len(points), np.int64), "too few points", None
         else:
-            curve = k_distances(points, min_samples - 1)
-            how = "given"
             if eps is None:
-                eps, how = knee(curve)
+                eps, how = knee(k_distances(points, min_samples - 1))
             method = _hdbscan if self.method == "hdbscan" else cluster_class
             found = method(points, eps, min_samples)
+        number = int(found.max(initial=-1)) + 1
         return found, ClassClusters(
-            label=label,
-            eps=eps,
-            min_samples=min_samples,
-            how=how,
-            curve=curve.astype(np.float32),
-            num_clusters=int(found.max(initial=-1)) + 1,
-            num_noise=int((found < 0).sum()),
+            label=label, eps=eps, min_samples=min_samples, how=how, num_clusters=number
         )
 
 

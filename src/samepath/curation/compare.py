@@ -34,7 +34,6 @@ class Variant:
     name: str
     """full, filtered or random."""
     keep: str | None
-    """Its keep-list."""
     num_examples: int
 
 
@@ -127,8 +126,8 @@ def _only_kept(options: Options, keep: Path) -> Options:
 
 
 def _refuse_unequal(wanted: Wanted, options: Mapping[str, Options]) -> None:
-    filtered, control = options[FILTERED].num_examples, options[RANDOM].num_examples
-    if filtered == options[FULL].num_examples:
+    full, filtered, control = (options[name].num_examples for name in (FULL, FILTERED, RANDOM))
+    if filtered == full:
         raise UserError(f"{wanted.filtered} keeps every example; there is nothing to compare")
     if filtered != control:
         raise UserError(

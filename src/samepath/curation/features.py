@@ -1,21 +1,25 @@
 """Features of all training examples: what passes through one layer of a trained network.
 
-In: a recipe, a network with its weights, a layer (NAME: its output; NAME:input: what goes into it).
-Out: `features`, the loss of each example, and,
-of a classifier, its probabilities. Examples are loaded as for validation, without augmentation.
-Guaranteed: the same bits at every worker count and after any interruption: fixed grains, random
-state keyed by (seed, grain), one thread a worker. A few grains at a time go to disk as a block,
-each worker's own; what an interrupted extraction has is not computed again.
+In: a recipe; a network: the recipe's model with the weights of a run or a file, or what extractor()
+of a Python file returns; a layer (NAME: its output; NAME:input: what goes into it). Out:
+`features`, the loss of each example, and, of a classifier, its probabilities. Examples are loaded
+as for validation, without augmentation.
+Guaranteed: a run of another recipe and weights that do not fit are refused in one line; the same
+bits at every worker count and after any interruption: fixed grains, random state keyed by (seed,
+grain), one thread a worker. A few grains at a time go to disk as a block, each worker's own; what
+an interrupted extraction has is not computed again.
 """
 
 from __future__ import annotations
 
 import difflib
+import runpy
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,16 +31,17 @@ from torch import Tensor, nn
 
 from samepath.console import SilentWatcher, Watcher
 from samepath.curation.folder import Arrays, read_arrays, write_arrays
-from samepath.curation.network import Extractor
 from samepath.data import GrainRequest, Loaders, Source, as_source, seed_everything
 from samepath.engine.comm.tensors import to_device
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import start
+from samepath.engine.state.reopen import look_at
 from samepath.errors import UserError
+from samepath.files import brief, read_tensors
 from samepath.keys import key
 from samepath.plan import assign
-from samepath.recipe import Recipe, find_recipe
+from samepath.recipe import Recipe, find_recipe, where
 
 INPUT = ":input"
 WHOLE = "model"
@@ -48,9 +53,97 @@ QUICK_SECONDS = 10.0
 """What takes less is not worth starting workers for."""
 
 
-def named(model: nn.Module) -> dict[str, nn.Module]:
-    """All modules by name."""
-    return {name or WHOLE: module for name, module in model.named_modules()}
+# ---- the network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extractor:
+    """How to make the network in any process; its weights come from a file beside it."""
+
+    file: str | None = None
+    """A Python file with an extractor(); None: the recipe's own model."""
+    seed: int = 0
+
+    def model(self, recipe: Recipe) -> nn.Module:
+        """The network, ready to be evaluated, with the weights it is made with."""
+        seed_everything(key("model", self.seed))
+        model = recipe.model() if self.file is None else _of_file(Path(self.file))
+        return model.eval()
+
+    def forward(self, recipe: Recipe, model: nn.Module, batch: Any) -> Tensor | None:
+        """Run it on a batch: the loss, for a model of the recipe."""
+        device = next((p.device.type for p in model.parameters()), "cpu")
+        with torch.autocast(device, recipe.autocast, enabled=recipe.autocast is not None):
+            if self.file is None:
+                return recipe.loss(model, batch)
+            model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+            return None
+
+
+def _of_file(path: Path) -> nn.Module:
+    """The module that extractor() of a Python file returns."""
+    if not path.is_file():
+        raise UserError(f"--extractor {path}: no such file; give a Python file with extractor()")
+    try:
+        function: Callable[[], Any] | None = runpy.run_path(str(path)).get("extractor")
+        model = None if function is None else function()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--extractor {path} raised {where(error, path)}") from error
+    if function is None:
+        raise UserError(f"--extractor {path}: it has no extractor() function; add one")
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"--extractor {path}: extractor() returned {type(model).__name__}; return a "
+            "torch.nn.Module that takes the recipe's inputs"
+        )
+    return model
+
+
+def load_from(source: Path, recipe: Recipe, model: nn.Module) -> None:
+    """Give a recipe's model the weights of a run, or of a safetensors file."""
+    if source.is_file():
+        _load_file(source, model)
+        return
+    if not source.exists():
+        raise UserError(f"--from {source}: no such run or file; give a folder of `samepath train`")
+    run = look_at(source)
+    if run.config.get("identity") != recipe.origin.identity:
+        raise UserError(
+            f"--from {source}: it is a run of the recipe {run.config['recipe']}, not of "
+            f"{recipe.origin.name}; give a run of {recipe.origin.name}"
+        )
+    trained, _ = run.model()
+    model.load_state_dict(trained.state_dict())
+
+
+def _load_file(path: Path, model: nn.Module) -> None:
+    try:
+        tensors, _ = read_tensors(path, "pt")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--from {path}: cannot be read ({brief(error)}); give a run's folder, or a "
+            "safetensors file with the model's state_dict()"
+        ) from None
+    expected = model.state_dict()
+    missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    if missing or unknown:
+        what = f"it lacks {missing[0]!r}" if missing else f"the model has no {unknown[0]!r}"
+        raise UserError(
+            f"--from {path}: does not fit the recipe's model: {brief(what)} "
+            f"({len(missing)} missing, {len(unknown)} unknown); give weights of this model"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise UserError(
+                f"--from {path}: {name!r} has the shape {tuple(tensor.shape)}, the model's has "
+                f"{tuple(expected[name].shape)}; give weights of this model"
+            )
+    model.load_state_dict(tensors)
+
+
+# ---- one layer of it
 
 
 class Tap:
@@ -58,18 +151,18 @@ class Tap:
 
     def __init__(self, layer: str, model: nn.Module) -> None:
         self.layer = layer
-        modules = named(model)
+        modules = _named(model)
         name = layer.removesuffix(INPUT)
         if name not in modules:
             near = difflib.get_close_matches(name, modules, n=1)
             hint = f" did you mean {near[0]!r}?" if near else ""
-            names = _listed(list(modules))
-            raise UserError(f"--layer {layer}: the model has no such layer;{hint} {names}")
+            raise UserError(f"--layer {layer}: the model has no such layer;{hint} {_listed(model)}")
         self.value: Tensor | None = None
+        module = modules[name]
         if layer.endswith(INPUT):
-            self.handle = modules[name].register_forward_pre_hook(self._keep)
+            self.handle = module.register_forward_pre_hook(self._keep)
         else:
-            self.handle = modules[name].register_forward_hook(self._keep)
+            self.handle = module.register_forward_hook(self._keep)
 
     def _keep(self, module: nn.Module, *passed: Any) -> None:
         self.value = _first_tensor(passed[-1])
@@ -87,27 +180,23 @@ class Tap:
 
 
 @contextmanager
-def tapped(model: nn.Module, *layers: str) -> Iterator[list[Tap]]:
+def _tapped(model: nn.Module, *layers: str | None) -> Iterator[list[Tap]]:
     """Taps on some layers of a model."""
     taps: list[Tap] = []
     try:
-        taps += [Tap(layer, model) for layer in layers]
+        taps += [Tap(layer, model) for layer in layers if layer is not None]
         yield taps
     finally:
         for tap in taps:
             tap.handle.remove()
 
 
-def last_linear(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+def _last_linear(model: nn.Module, forward: Callable[[], Any]) -> str | None:
     """The name of the linear layer that runs last in a forward pass."""
     ran: list[str] = []
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda *passed: ran.append(name)
-
     handles = [
-        module.register_forward_hook(note(name))
-        for name, module in named(model).items()
+        module.register_forward_hook(lambda *passed, name=name: ran.append(name))
+        for name, module in _named(model).items()
         if isinstance(module, nn.Linear)
     ]
     try:
@@ -118,7 +207,12 @@ def last_linear(model: nn.Module, forward: Callable[[], Any]) -> str | None:
     return ran[-1] if ran else None
 
 
-def _listed(names: list[str]) -> str:
+def _named(model: nn.Module) -> dict[str, nn.Module]:
+    return {name or WHOLE: module for name, module in model.named_modules()}
+
+
+def _listed(model: nn.Module) -> str:
+    names = list(_named(model))
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"choose one of {', '.join(names[:_SHOWN])}{more} (add {INPUT} for what goes into it)"
 
@@ -127,11 +221,12 @@ def _first_tensor(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
     items = value.values() if isinstance(value, dict) else value
-    if isinstance(value, (dict, tuple, list)):
-        for item in items:
-            if (found := _first_tensor(item)) is not None:
-                return found
-    return None
+    if not isinstance(value, (dict, tuple, list)):
+        return None
+    return next((found for item in items if (found := _first_tensor(item)) is not None), None)
+
+
+# ---- all examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +244,15 @@ class Extraction:
     grain_size: int
     grain_seconds: float
     """What one took, to see whether further workers are worth their start."""
-    seed: int = 0
 
     @property
     def num_blocks(self) -> int:
         return -(-self.num_examples // (BLOCK * self.grain_size))
+
+    def grains(self, block: int) -> range:
+        """Numbers of a block's grains."""
+        num_grains = -(-self.num_examples // self.grain_size)
+        return range(block * BLOCK, min((block + 1) * BLOCK, num_grains))
 
 
 def plan_extraction(
@@ -165,22 +264,22 @@ def plan_extraction(
     data: str | None = None,
     layer: str | None = None,
     num_classes: int | None = None,
-    seed: int = 0,
 ) -> Extraction:
     """Look at one grain to find the layer, and whether the model is a classifier."""
-    source = as_source(recipe.train, seed=seed, collate=recipe.collate)
+    source = as_source(recipe.train, seed=extractor.seed, collate=recipe.collate)
     first = np.arange(min(recipe.grain_size, len(source)), dtype=np.int64)
     batch = next(iter(source.load(iter([GrainRequest(-1, first)]))))
     with torch.no_grad():
         losses: list[Tensor | None] = []
-        linear = last_linear(model, lambda: losses.append(extractor.forward(recipe, model, batch)))
+        linear = _last_linear(model, lambda: losses.append(extractor.forward(recipe, model, batch)))
         own = extractor.file is None
         if layer is None and own and linear is None:
-            names = _listed(list(named(model)))
-            raise UserError(f"the model runs no nn.Linear to take features at; --layer: {names}")
+            raise UserError(
+                f"the model runs no nn.Linear to take features at; --layer: {_listed(model)}"
+            )
         layer = layer or (f"{linear}{INPUT}" if own else WHOLE)
-        head = linear if own and linear is not None else None
-        with tapped(model, layer, *([head] if head else [])) as taps:
+        head = linear if own else None
+        with _tapped(model, layer, head) as taps:
             began = time.perf_counter()
             extractor.forward(recipe, model, batch)
             seconds = time.perf_counter() - began
@@ -196,7 +295,6 @@ def plan_extraction(
         num_examples=len(source),
         grain_size=recipe.grain_size,
         grain_seconds=seconds,
-        seed=seed,
     )
 
 
@@ -235,7 +333,7 @@ def extract(
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "weights.safetensors"
     save_file({n: t.detach().cpu().clone() for n, t in model.state_dict().items()}, weights)
-    waiting = [n for n in range(extraction.num_blocks) if not _whole(_block(folder, n))]
+    waiting = [n for n in range(extraction.num_blocks) if not _is_whole(_block(folder, n))]
     if num_workers == "auto":
         alone = len(waiting) * BLOCK * extraction.grain_seconds
         num_workers = 1 if alone < QUICK_SECONDS else available_workers()
@@ -244,32 +342,31 @@ def extract(
         _work(extraction, folder, waiting, watcher)
     elif waiting:
         launch(_work, (extraction, folder, waiting, watcher), workers)
-    blocks = [read_arrays(_block(folder, n)) for n in range(extraction.num_blocks)]
-    found = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-    _refuse_unfinite(found["features"], extraction.layer)
-    shutil.rmtree(folder)
-    return found
-
-
-def _refuse_unfinite(features: np.ndarray[Any, Any], layer: str) -> None:
-    bad = np.flatnonzero(~np.isfinite(features).all(1))
+    found = _joined([read_arrays(_block(folder, n)) for n in range(extraction.num_blocks)])
+    bad = np.flatnonzero(~np.isfinite(found["features"]).all(1))
     if len(bad):
         raise UserError(
-            f"the features of {len(bad)} of {len(features)} examples at the layer {layer} are NaN "
-            f"or infinite, the first is example {bad[0]}; mend the data, or train a network that "
-            "does not diverge"
+            f"the features of {len(bad)} of {extraction.num_examples} examples at the layer "
+            f"{extraction.layer} are NaN or infinite, the first is example {bad[0]}; mend the "
+            "data, or train a network that does not diverge"
         )
+    shutil.rmtree(folder)
+    return found
 
 
 def _block(folder: Path, number: int) -> Path:
     return folder / f"block-{number:06d}.safetensors"
 
 
-def _whole(path: Path) -> bool:
+def _is_whole(path: Path) -> bool:
     try:
         return path.exists() and bool(read_arrays(path))
     except ValueError:
         return False
+
+
+def _joined(parts: list[Arrays]) -> Arrays:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _work(
@@ -277,38 +374,28 @@ def _work(
 ) -> None:
     """One worker's share of the blocks."""
     recipe = find_recipe(extraction.recipe, extraction.data)
-    with start(seed=extraction.seed, threads=1) as session:
+    seed = extraction.extractor.seed
+    with start(seed=seed, threads=1) as session:
         model = extraction.extractor.model(recipe)
         model.load_state_dict(load_file(folder / "weights.safetensors"))
         model.to(session.device)
-        source = as_source(
-            recipe.train,
-            seed=extraction.seed,
-            loaders=Loaders(recipe.loader_workers),
-            collate=recipe.collate,
-        )
+        loaders = Loaders(recipe.loader_workers)
+        source = as_source(recipe.train, seed=seed, loaders=loaders, collate=recipe.collate)
         mine = [waiting[n] for n in assign(len(waiting), session.num_workers)[session.worker]]
         watch = watcher() if session.is_first else SilentWatcher()
-        grains_of = {n: range(n * BLOCK, _num_grains(extraction, n)) for n in mine}
-        total = sum(len(grains) for grains in grains_of.values())
+        numbers = [grain for block in mine for grain in extraction.grains(block)]
         what = f"features of {extraction.num_examples} examples"
-        watch.progress(what, 0, total)
+        watch.progress(what, 0, len(numbers))
         try:
-            found = _grains(extraction, recipe, model, source, grains_of, session.device)
+            found = _grains(extraction, recipe, model, source, numbers, session.device)
             done = 0
-            for number, grains in grains_of.items():
-                parts = [next(found) for _ in grains]
-                arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-                write_arrays(_block(folder, number), arrays)
-                done += len(grains)
-                watch.progress(what, done, total)
+            for block in mine:
+                parts = list(islice(found, len(extraction.grains(block))))
+                write_arrays(_block(folder, block), _joined(parts))
+                done += len(parts)
+                watch.progress(what, done, len(numbers))
         finally:
             watch.end(what)
-
-
-def _num_grains(extraction: Extraction, block: int) -> int:
-    """Where a block's grains end."""
-    return min((block + 1) * BLOCK, -(-extraction.num_examples // extraction.grain_size))
 
 
 def _grains(
@@ -316,32 +403,30 @@ def _grains(
     recipe: Recipe,
     model: nn.Module,
     source: Source,
-    grains_of: dict[int, range],
+    numbers: list[int],
     device: torch.device,
 ) -> Iterator[Arrays]:
     """What is found of each grain, in order."""
-    numbers = [n for grains in grains_of.values() for n in grains]
-    size = extraction.grain_size
+    size, extractor = extraction.grain_size, extraction.extractor
     examples = [
         np.arange(n * size, min((n + 1) * size, extraction.num_examples), dtype=np.int64)
         for n in numbers
     ]
-    layers = [extraction.layer, *([extraction.head] if extraction.head else [])]
     requests = (GrainRequest(-1, rows) for rows in examples)
-    with torch.no_grad(), tapped(model, *layers) as taps:
+    with torch.no_grad(), _tapped(model, extraction.layer, extraction.head) as taps:
         for number, rows, batch in zip(numbers, examples, source.load(requests), strict=True):
             batch = to_device(batch, device)
-            seed_everything(key("features", extraction.seed, number))
-            extraction.extractor.forward(recipe, model, batch)
+            seed_everything(key("features", extractor.seed, number))
+            extractor.forward(recipe, model, batch)
             found = {"features": taps[0].rows(len(rows))}
             if extraction.head:
                 logits, labels = taps[1].rows(len(rows)), _labels(batch)
                 assert labels is not None
                 found["losses"] = F.cross_entropy(logits, labels, reduction="none")
                 found["probabilities"] = logits.softmax(1)
-            elif extraction.extractor.file is None:
+            elif extractor.file is None:
                 ones = (_example(batch, place, len(rows)) for place in range(len(rows)))
-                losses = [extraction.extractor.forward(recipe, model, one) for one in ones]
+                losses = [extractor.forward(recipe, model, one) for one in ones]
                 found["losses"] = torch.stack([loss.float() for loss in losses if loss is not None])
             yield {name: value.cpu().numpy() for name, value in found.items()}
 
@@ -353,8 +438,7 @@ def _example(batch: Any, place: int, num_examples: int) -> Any:
         return batch[place : place + 1].clone() if alone else batch
     if isinstance(batch, dict):
         return {name: _example(value, place, num_examples) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_example(value, place, num_examples) for value in batch))
     if isinstance(batch, (tuple, list)):
-        return type(batch)(_example(value, place, num_examples) for value in batch)
+        parts = [_example(value, place, num_examples) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch

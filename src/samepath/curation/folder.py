@@ -1,16 +1,23 @@
-"""The folder of a curation: whose it is, what we wrote in it, and writing it.
+"""The folder of a curation: whose it is, writing it, and reading it back.
 
-In: arrays, keep-lists, facts. Out: files. Guaranteed: the folder of another curation is refused; a
-keep.csv that a person has changed is not written over; every file is replaced whole, with
-`curation.json` last.
+In: arrays, keep-lists, facts; or a folder that `samepath curate` wrote. Out: files; or its arrays,
+checked against each other. Guaranteed: the folder of another curation is refused; a keep.csv that a
+person has changed is not written over; every file is replaced whole, with `curation.json` last; a
+folder that is damaged ends in one line that names the file; images are read from disk one by one,
+so that opening a large folder is quick.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from samepath.data.keep_list import KeepList, write_keep_list
+from samepath.data.keep_list import ABOUT, KeepList, write_keep_list
 from samepath.errors import UserError
 from samepath.files import (
     brief,
@@ -36,10 +43,14 @@ from samepath.files import (
 )
 
 FORMAT = 1
-ABOUT = "curation.json"
 KEEP = "keep.csv"
-RANDOM = "random.csv"
 _LIBRARIES = ("samepath", "torch", "numpy", "scipy", "scikit-learn", "openTSNE", "kneed")
+_SHAPES: dict[str, dict[str, tuple[int | str, ...]]] = {
+    "map": {"map": (2,), "reduced": ("P",), "suspicion": ()},
+    "features": {"labels": (), "losses": (), "probabilities": ("C",)},
+}
+"""What is read of each file: its arrays, and their shapes after the number of examples."""
+_NEEDED = ("map", "reduced")
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
@@ -54,14 +65,12 @@ def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
     return whole.hexdigest()
 
 
-def write_arrays(path: Path, arrays: Arrays) -> str:
-    """Write arrays all or nothing, with their checksum; the checksum."""
-    found = checksum(arrays)
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays all or nothing, with their checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     with replaced(path) as aside:
-        save_file(whole, aside, metadata={"checksum": found})
-    return found
+        save_file(whole, aside, metadata={"checksum": checksum(arrays)})
 
 
 def read_arrays(path: Path) -> Arrays:
@@ -75,39 +84,38 @@ def read_arrays(path: Path) -> Arrays:
     return arrays
 
 
-class Cache:
-    """A folder of finished stages."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curation:
+    """What `samepath curate` found; one row of every array is one training example."""
 
-    def __init__(self, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
-        self.folder = folder
-        self._note = note
+    about: dict[str, Any]
+    """curation.json."""
+    class_names: tuple[str, ...]
+    labels: NDArray[np.int64]
+    """Zeros where examples have no labels."""
+    has_labels: bool
+    positions: NDArray[np.float32]
+    """(N, 2): the map."""
+    reduced: NDArray[np.float32]
+    """(N, P): where nearest neighbours are looked for."""
+    columns: Arrays
+    """One number per example, as far as they are known: `losses`; `suspicion`, how likely the label
+    is wrong, from 0 to 1; of a classifier `guesses` and `confidences`, the likeliest class and its
+    probability."""
+    pictures: Pictures | None
 
-    def path(self, stage: str, depends_on: Mapping[str, Any]) -> Path:
-        """Where a stage that depends on this is kept."""
-        versions = {name: version(name) for name in _LIBRARIES}
-        text = json.dumps([stage, depends_on, versions], sort_keys=True)
-        return self.folder / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
-
-    def get(self, stage: str, depends_on: Mapping[str, Any], make: Callable[[], Arrays]) -> Arrays:
-        """A stage's arrays."""
-        path = self.path(stage, depends_on)
-        if path.exists():
-            try:
-                return read_arrays(path)
-            except ValueError as error:
-                self._note(f"{error}; computing it again")
-        arrays = make()
-        write_arrays(path, arrays)
-        return arrays
+    def __len__(self) -> int:
+        return len(self.positions)
 
 
-class CurationWriter:
+class CurationFolder:
     """DIR of `samepath curate`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.cache = path / "cache"
-        self._lock: int | None = None
+
+    # ---- writing
 
     def refuse(self, origin: dict[str, str]) -> None:
         """Raise unless a curation of this origin can be written here."""
@@ -129,20 +137,19 @@ class CurationWriter:
                 "keep-2.csv, to keep it"
             )
 
-    def begin(self, origin: dict[str, str], recipe: str) -> None:
-        """Make the folder ours, and keep others from writing to it."""
+    @contextmanager
+    def held(self, origin: dict[str, str], recipe: str) -> Iterator[None]:
+        """Make the folder ours, and keep others from writing to it until the end."""
         make_folder(self.cache)
-        self._lock = lock_folder(self.path, f"{self.path} is being curated")
-        self._write_origin({**self._origin(), **origin, "recipe": recipe})
+        lock = lock_folder(self.path, f"{self.path} is being curated")
+        try:
+            self._write_origin({**self._origin(), **origin, "recipe": recipe})
+            yield
+        finally:
+            os.close(lock)
 
-    def end(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def write_keep_list(self, keep_list: KeepList, name: str, folder: Path) -> None:
+    def write_keep_list(self, keep_list: KeepList, path: Path) -> None:
         """Write a keep-list over the one that is there."""
-        path = folder / name
         aside = self.cache / "new.csv"
         write_keep_list(aside, keep_list, overwrite=True)
         there = self._origin()
@@ -160,6 +167,30 @@ class CurationWriter:
                 write_arrays(path, content)
         write_atomically(folder / ABOUT, json.dumps(finite(about), indent=1) + "\n")
 
+    def stage_file(self, stage: str, depends_on: Mapping[str, Any]) -> Path:
+        """Where the arrays of a stage that depends on this are kept."""
+        versions = {name: version(name) for name in _LIBRARIES}
+        text = json.dumps([stage, depends_on, versions], sort_keys=True)
+        return self.cache / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
+
+    def stage(
+        self,
+        stage: str,
+        depends_on: Mapping[str, Any],
+        make: Callable[[], Arrays],
+        note: Callable[[str], None],
+    ) -> Arrays:
+        """A stage's arrays, made unless they are there."""
+        path = self.stage_file(stage, depends_on)
+        if path.exists():
+            try:
+                return read_arrays(path)
+            except ValueError as error:
+                note(f"{error}; computing it again")
+        arrays = make()
+        write_arrays(path, arrays)
+        return arrays
+
     def _origin(self) -> dict[str, Any]:
         """Whose folder this is: kept beside the caches from the first moment on."""
         file = self.cache / "origin.json"
@@ -176,6 +207,151 @@ class CurationWriter:
     def _write_origin(self, content: dict[str, Any]) -> None:
         write_atomically(self.cache / "origin.json", json.dumps(content) + "\n")
 
+    # ---- reading
+
+    def check(self) -> None:
+        """Raise unless `samepath curate` wrote this folder."""
+        if not (self.path / ABOUT).is_file():
+            why = f"it has no {ABOUT}" if self.path.is_dir() else "there is no such folder"
+            raise UserError(
+                f"{self.path}: not a curation folder ({why}); make one with "
+                "`samepath curate RECIPE --out DIR`"
+            )
+
+    def keep_lists(self) -> list[Path]:
+        """keep.csv, keep-2.csv, keep-3.csv, ...: oldest first."""
+        found = {1: self.path / KEEP} if (self.path / KEEP).is_file() else {}
+        for other in self.path.glob("keep-*.csv"):
+            if match := re.fullmatch(r"keep-([1-9]\d{0,8})\.csv", other.name):
+                found[int(match[1])] = other
+        return [found[number] for number in sorted(found)]
+
+    def next_keep_list(self) -> Path:
+        """The first name after those of all keep-lists in the folder."""
+        taken = [int(p.stem.partition("-")[2] or 1) for p in self.keep_lists()]
+        return self.path / f"keep-{max(taken, default=1) + 1}.csv"
+
+    def read(self) -> Curation:
+        """Everything that was found, checked."""
+        about = self._about()
+        mapped = self._arrays("map", about["num_examples"])
+        known = self._arrays("features", about["num_examples"])
+        if not np.isfinite(mapped["map"]).all():
+            raise _damaged(self.path / "map.safetensors", "places on the map are NaN or infinite")
+        labels = known.get("labels", np.zeros(about["num_examples"], dtype=np.int64))
+        if labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < len(
+            about["class_names"]
+        ):
+            why = "there are labels that have no class name"
+            raise _damaged(self.path / "features.safetensors", why)
+        columns = {
+            name: array.astype(np.float32)
+            for name, array in (*known.items(), *mapped.items())
+            if name in ("losses", "suspicion")
+        }
+        if (probabilities := known.get("probabilities")) is not None:
+            columns["guesses"] = probabilities.argmax(1).astype(np.int64)
+            columns["confidences"] = probabilities.max(1).astype(np.float32)
+        images = self.path / "images.safetensors"
+        return Curation(
+            about=about,
+            class_names=tuple(about["class_names"]),
+            labels=labels.astype(np.int64),
+            has_labels="labels" in known,
+            positions=mapped["map"].astype(np.float32),
+            reduced=mapped["reduced"].astype(np.float32),
+            columns=columns,
+            pictures=Pictures(images, about["num_examples"]) if images.exists() else None,
+        )
+
+    def _about(self) -> dict[str, Any]:
+        self.check()
+        file = self.path / ABOUT
+        try:
+            about = read_object(file)
+        except (OSError, ValueError) as error:
+            raise _damaged(file, brief(error)) from None
+        names, number = about.get("class_names"), about.get("num_examples")
+        classes = about.get("classes", [])
+        if about.get("format") != FORMAT:
+            raise _damaged(file, f"its format is not {FORMAT}")
+        if type(number) is not int or number < 1:
+            raise _damaged(file, "num_examples is missing or wrong")
+        if not isinstance(names, list) or not names or {type(name) for name in names} != {str}:
+            raise _damaged(file, "class_names is missing or wrong")
+        if not isinstance(classes, list) or not all(
+            isinstance(c, dict) and type(c.get("label")) in (int, type(None)) for c in classes
+        ):
+            raise _damaged(file, "classes is wrong")
+        return about
+
+    def _arrays(self, name: str, number: int) -> Arrays:
+        """Arrays of a file, each with a row per example."""
+        file = self.path / f"{name}.safetensors"
+        try:
+            with opened_tensors(file, "np") as content:
+                there = set(content.keys())
+                found: Arrays = {n: content.get_tensor(n) for n in _SHAPES[name] if n in there}
+        except FileNotFoundError:
+            raise _damaged(file, "it is missing") from None
+        except (OSError, ValueError) as error:
+            raise _damaged(file, brief(error)) from None
+        for each, widths in _SHAPES[name].items():
+            if each not in found and each in _NEEDED:
+                raise _damaged(file, f"it holds no {each!r}")
+            if each not in found:
+                continue
+            array, due = found[each], (number, *widths)
+            fits = (
+                len(array.shape) == len(due)
+                and 0 not in array.shape
+                and all(
+                    isinstance(size, str) or size == has
+                    for size, has in zip(due, array.shape, strict=True)
+                )
+            )
+            if not fits or array.dtype.kind not in "biuf":
+                wanted = f"({', '.join(map(str, due))})"
+                raise _damaged(
+                    file, f"{each!r} holds {array.dtype} of shape {array.shape}; {wanted} is due"
+                )
+        return found
+
+
+class Pictures:
+    """The images of a curation, one per example."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        try:
+            with opened_tensors(path, "np") as file:
+                self._slice = file.get_slice("images")
+            shape, kind = tuple(self._slice.get_shape()), self._slice.get_dtype()
+        except (OSError, ValueError) as error:
+            raise _damaged(path, brief(error)) from None
+        right = len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)
+        if kind != "U8" or not right or 0 in shape or shape[0] != number:
+            raise _damaged(
+                path,
+                f"it holds {kind} of shape {shape}; images are bytes (U8) of shape ({number}, H, W)"
+                f" or ({number}, H, W, 3)",
+            )
+        self.height, self.width = shape[1:3]
+        self.is_colour = len(shape) == 4
+        self.number = number
+        self._lock = threading.Lock()
+
+    def pixels(self, rows: int | slice) -> NDArray[np.uint8]:
+        with self._lock:
+            found: NDArray[np.uint8] = self._slice[rows]
+        return found
+
+    def png(self, row: int) -> bytes:
+        from PIL import Image
+
+        out = io.BytesIO()
+        Image.fromarray(self.pixels(row)).save(out, "PNG")
+        return out.getvalue()
+
 
 def _sha256(path: Path) -> str:
     try:
@@ -191,3 +367,7 @@ def _recorded(path: Path) -> str | None:
             return (file.metadata() or {}).get("checksum")
     except (OSError, ValueError):
         return None
+
+
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(f"{file} cannot be used: {why}; run `samepath curate` again")

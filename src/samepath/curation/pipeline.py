@@ -1,39 +1,40 @@
 """A whole curation: network, features, map, clusters, reasons, keep-list; in one or more rounds.
 
 In: a request. Out: a curation folder, and what its `curation.json` says. Guaranteed: bad input
-raises before anything is written; an interrupted curation goes on where it was; with the same
-request the same bytes, whatever the number of workers. A stage is read back from the cache where
-nothing that it depends on has changed.
+raises before anything is written; an interrupted curation, and the training of its network, go on
+where they were; with the same request the same bytes, whatever the number of workers. A stage is
+read back from the cache where nothing that it depends on has changed; a network is trained once for
+one seed and one keep-list.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
-from samepath.curation.cluster import ClassClusters
+from samepath.curation.cluster import LEAST_POINTS, ClassClusters
 from samepath.curation.embed import EARLY_ITERATIONS, ITERATIONS, Embedding
-from samepath.curation.features import Extraction, extract, plan_extraction
-from samepath.curation.folder import FORMAT, KEEP, RANDOM, Arrays, Cache, CurationWriter, checksum
+from samepath.curation.features import Extraction, Extractor, extract, load_from, plan_extraction
+from samepath.curation.folder import FORMAT, KEEP, Arrays, CurationFolder, checksum
 from samepath.curation.inputs import look
-from samepath.curation.keep import choose, random_control
-from samepath.curation.network import (
-    Extractor,
-    load_from,
-    network_of,
-    refuse_fewer_epochs,
-    weights_digest,
-)
-from samepath.curation.reasons import NUM_NEIGHBORS, label_errors
+from samepath.curation.reasons import NUM_NEIGHBORS, choose, label_errors, random_control
 from samepath.curation.request import FRACTION, CurateRequest, Subject, subject_of
-from samepath.data.keep_list import KeepList, read_keep_list
+from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.engine.checks.hardware import versions
 from samepath.engine.comm.environment import read_place
-from samepath.errors import UserError
+from samepath.engine.launch.reports import Interrupted
+from samepath.engine.state.run_folder import RunFolder
+from samepath.engine.state.state import State, digest
+from samepath.engine.train import Request, train
+from samepath.errors import SamepathError, UserError
 from samepath.files import content_hash
 from samepath.recipe import find_recipe
 
@@ -48,14 +49,11 @@ def curate(request: CurateRequest) -> dict[str, Any]:
         find_recipe(request.recipe, request.data, request.keep)  # refuses one of other data
         first = read_keep_list(Path(request.keep))
     request.eps_by_label(subject.class_names)
-    folder = CurationWriter(request.out)
+    folder = CurationFolder(request.out)
     folder.refuse(subject.origin)
     _look_ahead(request, subject, first)
-    folder.begin(subject.origin, request.recipe)
-    try:
+    with folder.held(subject.origin, request.recipe):
         return _curate_in_rounds(request, subject, folder, first)
-    finally:
-        folder.end()
 
 
 def _look_ahead(request: CurateRequest, subject: Subject, first: KeepList | None) -> None:
@@ -65,12 +63,12 @@ def _look_ahead(request: CurateRequest, subject: Subject, first: KeepList | None
     if request.source is not None:
         load_from(request.source, subject.recipe, model)
     elif extractor.file is None:
-        refuse_fewer_epochs(request, first)
+        _refuse_fewer_epochs(request, _run_folder(request, first))
     plan_extraction(subject.recipe, model, extractor, name=request.recipe, layer=request.layer)
 
 
 def _curate_in_rounds(
-    request: CurateRequest, subject: Subject, folder: CurationWriter, first: KeepList | None
+    request: CurateRequest, subject: Subject, folder: CurationFolder, first: KeepList | None
 ) -> dict[str, Any]:
     previous, done = first, []
     candidates = np.ones(subject.num_examples, bool) if first is None else first.kept
@@ -84,8 +82,8 @@ def _curate_in_rounds(
         control = random_control(this.keep_list, candidates, request.seed)
         for place in places:
             place.mkdir(exist_ok=True)
-            folder.write_keep_list(this.keep_list, KEEP, place)
-            folder.write_keep_list(control, RANDOM, place)
+            folder.write_keep_list(this.keep_list, place / KEEP)
+            folder.write_keep_list(control, place / "random.csv")
             folder.write(place, this.arrays, about)
         previous = this.keep_list
     return about
@@ -98,20 +96,22 @@ class Round:
         self,
         request: CurateRequest,
         subject: Subject,
-        folder: CurationWriter,
+        folder: CurationFolder,
         previous: KeepList | None,
     ) -> None:
         self._request, self._subject = request, subject
         self._watcher = request.watcher()
-        self._cache = Cache(folder.cache, self._watcher.note)
+        self._folder = folder
         self._considered = (
             np.ones(subject.num_examples, bool) if previous is None else previous.kept
         )
         extractor = Extractor(file=request.extractor, seed=request.seed)
         model = extractor.model(subject.recipe)
-        self.source = network_of(request, subject.recipe, extractor, model, folder, previous)
+        self.source = extractor.file or str(request.source or _train(request, folder, previous))
         """Where the network's weights are from."""
-        self.weights = weights_digest(model)
+        if extractor.file is None:
+            load_from(Path(self.source), subject.recipe, model)
+        self.weights = digest(State(dict(model.state_dict()), {}))
         extraction = plan_extraction(
             subject.recipe,
             model,
@@ -120,23 +120,30 @@ class Round:
             data=request.data,
             layer=request.layer,
             num_classes=len(subject.class_names),
-            seed=request.seed,
         )
         self.layer = extraction.layer
         features = self._features(extraction, model)
         mapped = self._map(features["features"])
-        judged: Arrays = {}
-        if subject.labels is not None:
-            judged = self._judge(mapped, subject.labels, features.get("probabilities"))
-        inputs = self._inputs()
-        choice = choose(request, subject, mapped, judged, inputs, previous)
-        for note in choice.notes:
-            self._watcher.note(note)
-        self.keep_list, self._classes = choice.keep_list, choice.classes
+        judged = self._judge(mapped, features.get("probabilities"))
+        recipe, depends_on = subject.recipe, {"examples": subject.examples_identity}
+        inputs = self._stage("inputs", depends_on, lambda: look(recipe.train, recipe.collate))
+        self.keep_list, self._classes = choose(request, subject, mapped, judged, inputs, previous)
+        for facts in self._classes:
+            if facts.how == "too few points":
+                least = max(LEAST_POINTS, facts.min_samples + 1)
+                self._watcher.note(
+                    f"class {subject.class_names[facts.label or 0]} has fewer than {least} "
+                    "examples, too few to be clustered; only duplicates are dropped of it"
+                )
         self.arrays = self._files(features, mapped, judged, inputs)
         """What is written, by the name of its file."""
 
-    def _features(self, extraction: Extraction, model: Any) -> Arrays:
+    def _stage(
+        self, name: str, depends_on: Mapping[str, Any], make: Callable[[], Arrays]
+    ) -> Arrays:
+        return self._folder.stage(name, depends_on, make, self._watcher.note)
+
+    def _features(self, extraction: Extraction, model: nn.Module) -> Arrays:
         """`features`, and `losses` and `probabilities` where the network has them."""
         file = extraction.extractor.file
         depends_on = {
@@ -146,12 +153,12 @@ class Round:
             "layer": extraction.layer,
             "head": extraction.head,
             "grain_size": extraction.grain_size,
-            "seed": extraction.seed,
+            "seed": extraction.extractor.seed,
             "autocast": str(self._subject.recipe.autocast),
         }
-        parts = self._cache.path("features", depends_on).with_suffix(".parts")
+        parts = self._folder.stage_file("features", depends_on).with_suffix(".parts")
         workers, watcher = self._request.num_workers, self._request.watcher
-        return self._cache.get(
+        return self._stage(
             "features",
             depends_on,
             lambda: extract(extraction, model, parts, num_workers=workers, watcher=watcher),
@@ -197,16 +204,13 @@ class Round:
                 "distances": embedding.distances_[:, :NUM_NEIGHBORS],
             }
 
-        return self._cache.get("map", depends_on, make)
+        return self._stage("map", depends_on, make)
 
-    def _judge(
-        self,
-        mapped: Arrays,
-        labels: NDArray[np.int64],
-        probabilities: NDArray[np.float32] | None,
-    ) -> Arrays:
-        """The fields of LabelErrors, of the examples considered."""
-        seed = self._request.seed
+    def _judge(self, mapped: Arrays, probabilities: NDArray[np.float32] | None) -> Arrays:
+        """The fields of LabelErrors, of the examples considered; nothing without labels."""
+        labels, seed = self._subject.labels, self._request.seed
+        if labels is None:
+            return {}
         inputs: Arrays = {
             "reduced": mapped["reduced"][self._considered],
             "labels": labels[self._considered],
@@ -226,13 +230,7 @@ class Round:
             )
             return dict(vars(found))
 
-        return self._cache.get("labels", {"inputs": checksum(inputs), "seed": seed}, make)
-
-    def _inputs(self) -> Arrays:
-        """`digests` of all inputs, and `images` if they are pictures."""
-        recipe = self._subject.recipe
-        depends_on = {"examples": self._subject.examples_identity}
-        return self._cache.get("inputs", depends_on, lambda: look(recipe.train, recipe.collate))
+        return self._stage("labels", {"inputs": checksum(inputs), "seed": seed}, make)
 
     def _files(
         self, features: Arrays, mapped: Arrays, judged: Arrays, inputs: Arrays
@@ -249,7 +247,7 @@ class Round:
                 own = judged["belief"][np.arange(len(place)), place]
                 shown["losses"] = np.zeros(len(considered), dtype=np.float32)
                 shown["losses"][considered] = -np.log(np.maximum(own, 1e-6))
-        images = {"images": inputs["images"]} if "images" in inputs else {}
+        images = {name: array for name, array in inputs.items() if name == "images"}
         return {"features": shown, "map": places, "images": images}
 
     def facts(self) -> dict[str, Any]:
@@ -299,8 +297,8 @@ class Round:
         rows = np.arange(self._subject.num_examples)
         if self._subject.labels is not None:
             rows = np.flatnonzero(self._subject.labels == found.label)
-        dropped = rows[~self.keep_list.kept[rows]]
-        reasons = [self.keep_list.reasons[row] for row in dropped.tolist()]
+        dropped = rows[~self.keep_list.kept[rows]].tolist()
+        reasons = Counter(sorted(self.keep_list.reasons[row] for row in dropped))
         return {
             "name": self._subject.class_names[found.label or 0],
             "label": found.label,
@@ -310,5 +308,61 @@ class Round:
             "eps": found.eps,
             "eps_from": found.how,
             "min_samples": found.min_samples,
-            "reasons": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
+            "reasons": dict(reasons),
         }
+
+
+# ---- a network of its own
+
+
+def _run_folder(request: CurateRequest, previous: KeepList | None) -> RunFolder:
+    """Where the network of a seed and a keep-list is trained."""
+    keep = "" if previous is None else f"-{previous.identity[:8]}"
+    seed = f"-seed{request.seed}" if request.seed else ""
+    return RunFolder(request.out / f"extractor{keep}{seed}")
+
+
+def _refuse_fewer_epochs(request: CurateRequest, run: RunFolder) -> None:
+    """Raise if the network there has been trained for longer: what it was cannot be had back."""
+    if not run.holds_run or request.epochs is None:
+        return
+    trained = run.read()["config"]["epochs"]
+    if request.epochs < trained:
+        raise UserError(
+            f"--epochs {request.epochs}: the network in {run.path} was trained for {trained}; "
+            "leave --epochs out to use it, or give another --out"
+        )
+
+
+def _train(request: CurateRequest, folder: CurationFolder, previous: KeepList | None) -> Path:
+    """Train the network, unless that has been done; its run."""
+    run = _run_folder(request, previous)
+    _refuse_fewer_epochs(request, run)
+    if run.holds_run:
+        record = run.read()
+        ended = record["status"] in ("finished", "target")
+        if ended and request.epochs in (None, record["config"]["epochs"]):
+            return run.path
+    keep: Path | None = None
+    if previous is not None:  # under a name of its own: keep.csv will be replaced
+        keep = folder.cache / f"keep-{previous.identity}.csv"
+        write_keep_list(keep, previous, overwrite=True)
+    result, path = train(
+        Request(
+            recipe=request.recipe,
+            data=request.data,
+            keep=None if keep is None else str(keep),
+            num_workers=request.num_workers,
+            epochs=request.epochs,
+            seed=request.seed,
+            out=run.path,
+            resume=run.holds_run,
+            command=tuple(request.command),
+            display=request.display,
+        )
+    )
+    if result.status == "interrupted":
+        raise Interrupted(result.signal or signal.SIGINT)
+    if result.status == "diverged":
+        raise SamepathError(f"training the network in {path} {result.message}")
+    return path

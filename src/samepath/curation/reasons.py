@@ -1,8 +1,10 @@
-"""Labels that are likely wrong, examples that belong to no class, and duplicates.
+"""The examples to drop, and why: label errors, outliers, duplicates, noise, as one decision each.
 
-In: features after PCA, labels, nearest neighbours, and the network's own probabilities if it is a
-classifier. Out: for every example how suspicious it is, the class it seems to be of, and whether
-that is enough to say so.
+In: features after PCA, their map and nearest neighbours, labels, the inputs' digests, and the
+network's own probabilities if it is a classifier. Out: a KeepList over all examples, with a cluster
+and a reason for each ("" to keep it); facts about each class; the random control. A dropped example
+has one reason, the most telling of those it has: duplicate, label error, near-duplicate, outlier,
+noise; only what has none of them is sampled.
 
 A network has seen the labels it is asked about and may have learned the wrong ones by heart.
 Therefore two further judges that have not: the labels of the 50 nearest other examples, and a
@@ -22,37 +24,166 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.curation.cluster import LEAST_POINTS
+from samepath.curation.cluster import LEAST_POINTS, ClassClustering, ClassClusters, sample_grid
 from samepath.curation.embed import nearest
+from samepath.curation.folder import Arrays
+from samepath.curation.inputs import flat_inputs
+from samepath.curation.request import FRACTION, CurateRequest, Subject
+from samepath.data.keep_list import KeepList
 from samepath.keys import key, keys_for
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Truths = NDArray[np.bool_]
 
+DUPLICATE = "duplicate"
+LABEL_ERROR = "label error"
+NEAR_DUPLICATE = "near-duplicate"
+OUTLIER = "outlier"
+NOISE = "noise"
+SAMPLED_OUT = "sampled out"
+RANDOM = "random"
+REASONS = (DUPLICATE, LABEL_ERROR, NEAR_DUPLICATE, OUTLIER, NOISE, SAMPLED_OUT)
+"""In the order in which they are given."""
+
 NUM_NEIGHBORS = 50
 NUM_FOLDS = 5
 NETWORK_WEIGHT, NEIGHBORS_WEIGHT, REGRESSION_WEIGHT = 2.0, 1.0, 2.0
-LABEL_ERROR = 0.15
+_WRONG_BELOW = 0.15
 """Belief in the own label, over its class's median, below which it is wrong if another leads."""
-OUTLIER = 0.1
+_STRANGE_BELOW = 0.1
 """The same, if no other does."""
-FAR = 4.0
-FAR_NEIGHBORS = 10
 LEADS = 0.5
 """Belief with which a class leads."""
+FAR = 4.0
+FAR_NEIGHBORS = 10
 NEAR = 0.1
 _PAIRS = 512
 _CANDIDATES = 5
 """Nearest neighbours that are looked at."""
 _LEAST = 1e-4
 _REGULARISATION = 0.01
+
+
+# ---- the decision
+
+
+def choose(
+    request: CurateRequest,
+    subject: Subject,
+    mapped: Arrays,
+    judged: Arrays,
+    inputs: Arrays,
+    previous: KeepList | None,
+) -> tuple[KeepList, list[ClassClusters]]:
+    """Decide about all examples, and say what was found of each class; what an earlier keep-list
+    dropped stays so, for its reason."""
+    number = subject.num_examples
+    rows = np.arange(number) if previous is None else previous.rows
+    labels = None if subject.labels is None else subject.labels[rows]
+    groups = np.zeros(len(rows), dtype=np.int64) if labels is None else labels
+    places = mapped["map"][rows]
+    found: dict[str, Truths] = {}
+    found[DUPLICATE], found[LABEL_ERROR] = exact_duplicates(inputs["digests"][rows], labels)
+    found[OUTLIER] = far_from_all(mapped["distances"], groups)
+    if judged:
+        found[LABEL_ERROR] |= judged["flagged"]
+        found[OUTLIER] |= judged["outliers"]
+    clustering = ClassClustering(
+        method="hdbscan" if request.method == "hdbscan" else "dbscan",
+        eps=request.eps_by_label(subject.class_names),
+        min_samples=request.min_samples,
+    ).fit(places, labels)
+    classes, clusters = clustering.classes_, clustering.labels_
+    found[NEAR_DUPLICATE] = near_duplicates(
+        mapped["neighbors"].astype(np.int64),
+        mapped["distances"],
+        groups,
+        _to_centre(places, groups, clusters),
+        lambda some: flat_inputs(subject.recipe.train, subject.recipe.collate, rows[some]),
+        candidates=~(found[DUPLICATE] | found[LABEL_ERROR]),
+        seed=request.seed,
+    )
+    if request.method == "grid":
+        clean = ~np.logical_or.reduce(list(found.values()))
+        found[SAMPLED_OUT], clusters = _grid(request, places, groups, clean, rows)
+        for place, facts in enumerate(classes):
+            cells = int(clusters[groups == (facts.label or 0)].max(initial=-1)) + 1
+            classes[place] = replace(facts, eps=None, how="grid", num_clusters=cells)
+    else:
+        found[NOISE] = clusters < 0
+    reasons = np.full(number, "", dtype=object)
+    if previous is not None:
+        reasons[:] = [reason or "dropped" for reason in previous.reasons]
+    reasons[rows] = first_reasons(found, len(rows))
+    whole = np.full(number, -1, dtype=np.int64)
+    whole[rows] = clusters
+    keep_list = KeepList(
+        labels=subject.labels,
+        positions=mapped["map"],
+        clusters=whole,
+        kept=np.array(reasons == "", dtype=bool),
+        reasons=reasons.tolist(),
+    )
+    return keep_list, classes
+
+
+def _grid(
+    request: CurateRequest,
+    places: NDArray[np.float32],
+    groups: Ints,
+    clean: Truths,
+    rows: Ints,
+) -> tuple[Truths, Ints]:
+    """What a stratified sample leaves out, and cells: -1 for what was not there to be sampled."""
+    out, cells = np.zeros(len(rows), dtype=bool), np.full(len(rows), -1, dtype=np.int64)
+    for group in np.unique(groups):
+        of_class = groups == group
+        some = np.flatnonzero(of_class & clean)
+        number = round((request.fraction or FRACTION) * int(of_class.sum()))
+        kept, cell = sample_grid(places[some], number, examples=rows[some], seed=request.seed)
+        out[some], cells[some] = ~kept, cell
+    return out, cells
+
+
+def _to_centre(places: NDArray[np.float32], groups: Ints, clusters: Ints) -> Floats:
+    """Distance of each point on the map to the centre of its cluster; noise is farthest."""
+    far = np.full(len(places), np.inf)
+    for group in np.unique(groups):
+        for cluster in range(int(clusters[groups == group].max(initial=-1)) + 1):
+            some = (groups == group) & (clusters == cluster)
+            points = places[some].astype(np.float64)
+            far[some] = np.linalg.norm(points - points.mean(0), axis=1)
+    return far
+
+
+def first_reasons(found: dict[str, Truths], num_examples: int) -> NDArray[np.object_]:
+    """The first reason of REASONS that holds for each example, or ""."""
+    reasons = np.full(num_examples, "", dtype=object)
+    for name in reversed([name for name in REASONS if name in found]):
+        reasons[found[name]] = name
+    return reasons
+
+
+def random_control(keep_list: KeepList, candidates: Truths, seed: int) -> KeepList:
+    """A keep-list of as many of each class as another keeps, chosen at random among candidates."""
+    kept = np.zeros(len(keep_list), dtype=bool)
+    groups = np.zeros(len(kept), np.int64) if keep_list.labels is None else keep_list.labels
+    keys = keys_for(key("control", seed), np.arange(len(kept), dtype=np.int64))
+    for group in np.unique(groups):
+        rows = np.flatnonzero((groups == group) & candidates)
+        number = int(keep_list.kept[groups == group].sum())
+        kept[rows[np.argsort(keys[rows], kind="stable")[:number]]] = True
+    return replace(keep_list, kept=kept, reasons=["" if one else RANDOM for one in kept])
+
+
+# ---- labels and outliers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,8 +239,8 @@ def label_errors(
     trust = max(0.0, (agreement - chance) / max(1.0 - chance, chance)) ** 2
     judged = np.bincount(place)[place] >= LEAST_POINTS  # too few to know what is usual
     return LabelErrors(
-        flagged=judged & leads & (relative < trust * LABEL_ERROR),
-        outliers=judged & ~leads & (relative < trust * OUTLIER),
+        flagged=judged & leads & (relative < trust * _WRONG_BELOW),
+        outliers=judged & ~leads & (relative < trust * _STRANGE_BELOW),
         suggested=classes[belief.argmax(1)],
         suspicion=(1.0 / (1.0 + relative)).astype(np.float32),
         belief=belief.astype(np.float32),

@@ -44,15 +44,15 @@ class CurateRequest:
     extractor: str | None = None
     """A Python file with an extractor(), instead of the recipe's model."""
     layer: str | None = None
-    """NAME: its output; NAME:input: what goes into it. The last linear layer's input if not
+    """NAME: its output; NAME:input: what goes into it; the last linear layer's input when not
     given."""
     num_workers: int | Literal["auto"] = "auto"
     epochs: int | None = None
-    """Of the network that is trained."""
+    """Epochs of the network that is trained."""
     seed: int = 0
     method: str = "dbscan"
     fraction: float | None = None
-    """Of each class, that `grid` keeps; FRACTION when not given."""
+    """The part of each class that `grid` keeps; FRACTION when not given."""
     eps: Mapping[str, float] = field(default_factory=dict)
     """By class name; the knee's where not given."""
     min_samples: int = MIN_SAMPLES
@@ -64,7 +64,7 @@ class CurateRequest:
     watcher: Callable[[], Watcher] = SilentWatcher
     """Makes what a person sees; it crosses process borders."""
     display: Callable[[Options, int], Display] | None = None
-    """The same for training."""
+    """Makes what a person sees of training."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -82,31 +82,25 @@ class CurateRequest:
                 raise UserError(f"--eps {value:g}: it must be above 0")
         if self.eps and self.method == "grid":
             raise UserError("--eps is for clusters; leave it out with --method grid")
-        for one, other in (("source", "extractor"), ("source", "epochs"), ("extractor", "epochs")):
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                names = {"source": "--from", "extractor": "--extractor", "epochs": "--epochs"}
-                raise UserError(
-                    f"{names[one]} and {names[other]} exclude each other; give one of them"
-                )
-        if self.rounds > 1 and (self.source is not None or self.extractor is not None):
+        networks = {"--from": self.source, "--extractor": self.extractor, "--epochs": self.epochs}
+        given = [name for name, value in networks.items() if value is not None]
+        if len(given) > 1:
+            raise UserError(f"{given[0]} and {given[1]} exclude each other; give one of them")
+        if self.rounds > 1 and given and given != ["--epochs"]:
             raise UserError(
-                f"--rounds {self.rounds} trains a network in every round; leave --from and "
-                "--extractor out"
+                f"--rounds {self.rounds} trains a network in every round; leave {given[0]} out"
             )
 
     def eps_by_label(self, class_names: Sequence[str]) -> dict[int, float]:
         """eps of every class that was given one."""
-        known = {name: label for label, name in enumerate(class_names)}
-        for name in self.eps:
-            if name != EVERY_CLASS and name not in known:
+        for name, value in self.eps.items():
+            if name != EVERY_CLASS and name not in class_names:
                 raise UserError(
-                    f"--eps {name}={self.eps[name]:g}: there is no class {name!r}; choose from "
+                    f"--eps {name}={value:g}: there is no class {name!r}; choose from "
                     f"{', '.join(class_names)}"
                 )
-        found = {known[name]: eps for name, eps in self.eps.items() if name != EVERY_CLASS}
-        if EVERY_CLASS in self.eps:
-            found = dict.fromkeys(known.values(), self.eps[EVERY_CLASS]) | found
-        return found
+        given = [self.eps.get(name, self.eps.get(EVERY_CLASS)) for name in class_names]
+        return {label: eps for label, eps in enumerate(given) if eps is not None}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,16 +134,12 @@ def subject_of(recipe: Recipe) -> Subject:
                 f"the labels of {recipe.origin.name} go from {low} to {high}; classes are "
                 f"numbered from 0, below {MOST_CLASSES}"
             )
-        given = list(recipe.class_names)
-        names = [
-            given[label] if label < len(given) else str(label)
-            for label in range(max(high + 1, len(given)))
-        ]
-    identity = examples_identity(recipe.train, recipe.collate)
+        names = list(recipe.class_names)
+        names += map(str, range(len(names), high + 1))
     return Subject(
         recipe=recipe,
         labels=labels,
         class_names=names,
-        examples_identity=identity,
+        examples_identity=examples_identity(recipe.train, recipe.collate),
         num_examples=len(training_source(recipe)),
     )

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from samepath.errors import SamepathError
+from samepath.faults import fault_point
 from samepath.orphans import die_with_parent
 
 TIMEOUT_SECONDS = 600.0
@@ -140,6 +141,7 @@ class _Loader(ForkProcess):
         return super()._bootstrap(*arguments, **more)  # type: ignore[misc]
 
     def run(self) -> None:
+        fault_point("loader")
         self._begins.send_bytes(b".")
         self._begins.close()
         super().run()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from samepath.engine.comm.environment import Place, read_place
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange, address_towards, is_led
 from samepath.engine.elastic.step_memory import forget
 from samepath.engine.launch.launch import launch
-from samepath.engine.launch.leftovers import clear_before
+from samepath.engine.launch.leftovers import find, remove
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
@@ -30,7 +31,7 @@ from samepath.engine.state.checkpoint import list_checkpoints, step_of
 from samepath.engine.state.progress import Display, RunResult
 from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
 from samepath.engine.state.run_folder import ENDED, RunFolder
-from samepath.engine.worker import launched, work
+from samepath.engine.worker import run_launched_worker, run_worker
 from samepath.errors import UserError, WorkerFailed
 from samepath.recipe import Recipe, find_recipe
 from samepath.threads import limited_threads
@@ -80,13 +81,14 @@ def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
     request, options, folder = prepare(request, recipe, writes=place.worker == 0)
     with _status_of(folder, writes=place.worker == 0):
         if place.worker == 0:
-            clear_before(folder.run_id())
+            remove(find(folder.run_id()))
         if place.launcher != "alone" or (request.num_workers == 1 and not options.server):
-            return work(request, options, folder.path, recipe), folder.path
+            return run_worker(request, options, folder.path, recipe), folder.path
         assert isinstance(request.num_workers, int)
         processes = request.num_workers + options.server
         arguments = (request, options, folder.path)
-        return _result(folder, lambda: launch(launched, arguments, processes)), folder.path
+        run = partial(launch, run_launched_worker, arguments, processes)
+        return _result(folder, run), folder.path
 
 
 @contextmanager
@@ -231,31 +233,12 @@ def _train_with_others(request: Request, place: Place, recipe: Recipe) -> tuple[
 def _take_part(
     request: Request, options: Options, folder: RunFolder, machine: MachineOffer
 ) -> RunResult:
-    from samepath.engine.launch.elastic import FaultTolerance, take_part  # not for a fixed number
+    from samepath.engine.launch.elastic import take_part  # not for a fixed number
 
-    worker_range = request.num_workers
+    arguments, worker_range = (request, options, folder.path), request.num_workers
     assert isinstance(worker_range, WorkerRange)
-    return _result(
-        folder,
-        lambda: take_part(
-            folder,
-            launched,
-            (request, options, folder.path),
-            worker_range,
-            machine,
-            FaultTolerance(
-                timeout_seconds=request.timeout_seconds,
-                tell=say,
-                is_over=lambda: _is_over(folder),
-            ),
-        ),
-    )
-
-
-def _is_over(folder: RunFolder) -> bool:
-    with suppress(OSError, UserError):  # a disk that does not answer now
-        return folder.read()["status"] in ENDED
-    return False
+    run = partial(take_part, folder, run_launched_worker, arguments, worker_range, machine)
+    return _result(folder, partial(run, request.timeout_seconds))
 
 
 def _unfinite(result: dict[str, Any]) -> dict[str, Any]:

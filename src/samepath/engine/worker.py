@@ -20,23 +20,25 @@ from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.request import Request
 from samepath.engine.run.session import start
-from samepath.engine.server.server import ServerSession
-from samepath.engine.server.worker import work_for_server
+from samepath.engine.server import ServerSession, answer_server
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.faults import fault_point
 from samepath.recipe import Recipe
 
 
-def work(request: Request, options: Options, path: Path, recipe: Recipe | None = None) -> RunResult:
+def run_worker(
+    request: Request, options: Options, path: Path, recipe: Recipe | None = None
+) -> RunResult:
     """One worker's whole life (all arguments but `recipe` cross a process border)."""
+    fault_point("begun")
     place = read_place(os.environ)
     if recipe is None:
         recipe = recipe_of(options, request.source)
         recipe = recipe if request.instead is None else request.instead(recipe)
     if options.server and place.worker != 0:
         with stop_signals():  # the server says when to stop
-            return work_for_server(recipe, options, request.timeout_seconds)
+            return answer_server(recipe, options, request.timeout_seconds)
     session = (
         ServerSession(options, request.timeout_seconds)
         if options.server
@@ -75,9 +77,8 @@ def work(request: Request, options: Options, path: Path, recipe: Recipe | None =
         if tell is not None:
             tell(result)
         if request.elastic and result.status != "interrupted":
-            session.collective.agree(
-                True
-            )  # no worker leaves before worker 0 has written everything
+            # no worker leaves before worker 0 has written everything
+            session.collective.agree(True)
             if memory is not None and not place.store_prefix:
                 memory.close()  # torchrun leaves no launcher to do it later
         if isinstance(session, ServerSession):
@@ -93,10 +94,10 @@ def _memory(folder: RunFolder) -> StepMemory | None:
     return StepMemory(run_id, folder.path, say, part=place.here, parts=place.num_here)
 
 
-def launched(request: Request, options: Options, path: Path) -> None:
+def run_launched_worker(request: Request, options: Options, path: Path) -> None:
     """A worker's life under our launcher. One that was stopped must not return: torch's agent has
     passed the signal on and listens no more, and a worker that returns waits for it to."""
-    result = work(request, options, path)
+    result = run_worker(request, options, path)
     fault_point("end")
     if result.status == "interrupted":
         if request.elastic and result.signal is None:

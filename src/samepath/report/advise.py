@@ -8,7 +8,7 @@ a modelled time is marked; if writing is interrupted nothing is left behind.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
@@ -30,6 +30,7 @@ from samepath.report.words import (
     link_words,
     listed,
     number,
+    rows_of,
     sentence,
     step_time,
     workers_named,
@@ -42,19 +43,19 @@ def write_advice(
     advice: Advice, measured: MeasuredStep, folder: Path, *, recipe: str, command: Sequence[str]
 ) -> Path:
     """Write everything."""
-    title = f"{Path(recipe).name}: how many workers, which batch, and why"
+    title, page = f"{Path(recipe).name}: how many workers, which batch, and why", "advice.html"
     with new_folder(folder):
         write_measured(folder, measured)
-        draw_advice(title, advice, folder / "advice.png")
+        picture = draw_advice(title, advice, folder / "advice.png")
         sections = [
-            Section(heading="Verdict", words=advice.verdict, picture=folder / "advice.png"),
+            Section(heading="Verdict", words=advice.verdict, picture=picture),
             *table_sections(tables_in_short(advice)),
             command_section(command),
         ]
-        write_page(folder / "advice.html", title, sections)
+        write_page(folder / page, title, sections)
         content = asdict(advice)
         write_finding(folder, "advice", recipe=recipe, command=command, content=content)
-    return folder / "advice.html"
+    return folder / page
 
 
 # ---------------------------------------------------------------------------------------- tables
@@ -71,47 +72,39 @@ def tables_in_short(advice: Advice) -> Tables:
 
 
 def curve_table(advice: Advice, curve: ScalingCurve) -> tuple[str, Rows, str]:
-    """Numbers of workers over one link."""
-    several = curve.workers_per_node not in (None, 1)
-    priced = advice.price_per_worker_hour is not None
-    head = ["workers", "nodes", "step", "speed-up", "efficiency", "cost", "training", "price"]
-    rows = [[*head, "grain", ""]]
-    for row in curve.rows:
-        seconds = step_time(row.step_seconds) + (MODELLED if row.how == "modelled" else "")
-        marks = ["best"] * (row.workers == curve.best) + ["knee"] * (row.workers == curve.knee)
-        rows.append(
-            [
-                str(row.workers),
-                str(row.nodes),
-                seconds,
-                f"{row.speedup:.2f}",
-                f"{row.efficiency:.0%}",
-                f"{row.cost:.2f}",
-                span(row.training_seconds),
-                "" if row.price is None else f"{row.price:,.2f}",
-                str(row.grain_size),
-                ", ".join(marks),
-            ]
-        )
-    shown = {"nodes": several, "price": priced}
-    places = [place for place, name in enumerate(rows[0]) if shown.get(name, True)]
-    table = [[row[place] for place in places] for row in rows]
-    return _title(advice, curve), table, _note(advice, curve)
-
-
-def _title(advice: Advice, curve: ScalingCurve) -> str:
-    if curve.network == HERE:
-        return f"On this machine ({advice.machine})"
+    """Numbers of workers over one link: a title, the table and a note."""
     joined = ", then ".join(map(link_words, curve.links))
     per_node = curve.workers_per_node
     where = "one worker each" if per_node == 1 else f"{per_node} workers each"
-    return f"Computers like this one, {where}, over {curve.network} ({joined})"
+    title = f"Computers like this one, {where}, over {curve.network} ({joined})"
+    if curve.network == HERE:
+        title = f"On this machine ({advice.machine})"
+    hidden = {"nodes"} if per_node in (None, 1) else set()
+    hidden |= {"price"} if advice.price_per_worker_hour is None else set()
+    lines = [
+        {
+            "workers": str(row.workers),
+            "nodes": str(row.nodes),
+            "step": step_time(row.step_seconds) + (MODELLED if row.how == "modelled" else ""),
+            "speed-up": f"{row.speedup:.2f}",
+            "efficiency": f"{row.efficiency:.0%}",
+            "cost": f"{row.cost:.2f}",
+            "training": span(row.training_seconds),
+            "price": "" if row.price is None else f"{row.price:,.2f}",
+            "grain": str(row.grain_size),
+            "": ", ".join(
+                ["best"] * (row.workers == curve.best) + ["knee"] * (row.workers == curve.knee)
+            ),
+        }
+        for row in curve.rows
+    ]
+    shown = [{name: text for name, text in row.items() if name not in hidden} for row in lines]
+    return title, rows_of(shown), _note(advice, curve)
 
 
 def _note(advice: Advice, curve: ScalingCurve) -> str:
-    words = []
-    if any(row.how == "modelled" for row in curve.rows):
-        words.append(f"{MODELLED} modelled.")
+    modelled = any(row.how == "modelled" for row in curve.rows)
+    words = [f"{MODELLED} modelled."] if modelled else []
     words.append("Cost: worker-hours relative to one worker.")
     knee = "not in this table" if curve.knee is None else f"at {workers_named([curve.knee])}"
     words.append(f"Knee (doubling saves less than a fifth of the time): {knee}.")
@@ -145,14 +138,9 @@ def rates_table(advice: Advice) -> tuple[str, Rows, str]:
     rates = advice.rates
     rows = [["learning rate", "of the recipe's", "loss at the end", "converges"]]
     for trial in rates.trials:
-        rows.append(
-            [
-                number(trial.learning_rate, 3),
-                f"{trial.learning_rate / rates.recipe_rate:.3g}",
-                number(trial.end_loss),
-                "yes" if trial.converged else f"no: {trial.why}",
-            ]
-        )
+        rate, relative = trial.learning_rate, trial.learning_rate / rates.recipe_rate
+        converges = "yes" if trial.converged else f"no: {trial.why}"
+        rows.append([number(rate, 3), f"{relative:.3g}", number(trial.end_loss), converges])
     start = "" if rates.start_loss is None else f"; the first loss is {number(rates.start_loss)}"
     words = f"Short runs of {rates.steps} steps on the same batches{start}." if rates.trials else ""
     if rates.note:
@@ -185,18 +173,16 @@ def _examples(value: float | None) -> str:
 
 def sources_table(advice: Advice) -> Rows:
     """Where every number is from."""
-    return [["what", "how"], *map(list, _sources(advice))]
-
-
-def _sources(advice: Advice) -> Iterator[tuple[str, str]]:
-    counts = sorted({r.workers for c in advice.curves for r in c.rows if r.how == "measured"})
-    yield "grains, update, reductions", f"measured here ({advice.machine})"
-    yield f"steps of {workers_named(counts)}", "measured here"
-    yield (
-        "other steps",
-        "modelled: grain times drawn from those measured, links as given",
-    )
-    both = [r for c in advice.curves for r in c.rows if r.how == "measured" and r.workers > 1]
+    rates, batch, seconds = advice.rates, advice.batch, advice.seconds
+    measured = [row for c in advice.curves for row in c.rows if row.how == "measured"]
+    counts = workers_named(sorted({row.workers for row in measured}))
+    rows = [
+        ["what", "how"],
+        ["grains, update, reductions", f"measured here ({advice.machine})"],
+        [f"steps of {counts}", "measured here"],
+        ["other steps", "modelled: grain times drawn from those measured, links as given"],
+    ]
+    both = [row for row in measured if row.workers > 1]
     if both:
         off = max(abs(row.modelled_seconds / row.step_seconds - 1.0) for row in both)
         checked = listed(
@@ -204,17 +190,17 @@ def _sources(advice: Advice) -> Iterator[tuple[str, str]]:
             f"{step_time(row.step_seconds)} measured"
             for row in both
         )
-        yield "the model where it can be checked", f"{off:.0%} off ({checked})"
-    rates, batch = advice.rates, advice.batch
+        rows.append(["the model where it can be checked", f"{off:.0%} off ({checked})"])
     runs = f"{len(rates.trials)} real runs of {rates.steps} steps"
-    yield "learning rates", runs if rates.trials else "none was tried"
-    yield "noise scale", f"a real run of {batch.steps} steps" if batch.steps else "no run"
-    seconds = advice.seconds
     parts = {"step": "for times", "rates": "for rates", "noise": "for the noise scale"}
     spent = [f"{seconds[f'{part}_seconds']:.0f} s {what}" for part, what in parts.items()]
-    yield "time it took", f"{seconds['all_seconds']:.0f} s: {listed(spent)}"
-    for note in advice.notes:
-        yield "note", note
+    return [
+        *rows,
+        ["learning rates", runs if rates.trials else "none was tried"],
+        ["noise scale", f"a real run of {batch.steps} steps" if batch.steps else "no run"],
+        ["time it took", f"{seconds['all_seconds']:.0f} s: {listed(spent)}"],
+        *(["note", note] for note in advice.notes),
+    ]
 
 
 # ---------------------------------------------------------------------------------------- figure
@@ -223,58 +209,59 @@ _NOISE, _RATES, _CRITICAL, _OTHER = "#882255", "#117733", "#DDAA33", "0.4"
 _DASHES: dict[str, Any] = {"color": _OTHER, "linewidth": 1.2, "linestyle": (0, (4, 2)), "zorder": 1}
 
 
-def draw_advice(title: str, advice: Advice, out: Path) -> None:
+def draw_advice(title: str, advice: Advice, out: Path) -> Path:
     """Four axes and a legend."""
     figure = style.new_figure(11.4, 7.4, title)
     (speed, efficiency), (rates, noise) = figure.subplots(2, 2)
-    counts = sorted({row.workers for curve in advice.curves for row in curve.rows})
-    looks = _looks(advice)
-    for curve in advice.curves:
-        look = looks[_name(curve)]
-        _draw_curve(speed, curve, look, lambda row: row.speedup)
-        _draw_curve(efficiency, curve, look, lambda row: 100.0 * row.efficiency)
-    _draw_speed(speed, advice, counts)
-    _draw_efficiency(efficiency, advice, counts)
+    names = ["this machine" if c.network == HERE else c.network for c in advice.curves]
+    looks = style.series_looks(dict.fromkeys(names))
+    for curve, name in zip(advice.curves, names, strict=True):
+        _draw_scaling(speed, curve, looks[name], lambda row: row.speedup)
+        _draw_scaling(efficiency, curve, looks[name], lambda row: 100.0 * row.efficiency)
+    rows = [row for curve in advice.curves for row in curve.rows]
+    counts = sorted({row.workers for row in rows})
+    for axes in (speed, efficiency):
+        style.powers_axis(axes, counts, "workers")
+        style.tidy(axes)
+    speed.plot(counts, counts, zorder=1, **style.GUIDE)
+    shown = [row.speedup for row in rows]
+    style.log_values(speed, *style.margins([*shown, *map(float, counts), 1.0, 2.0]))
+    speed.yaxis.set_major_locator(speed.xaxis.get_major_locator())
+    speed.yaxis.set_minor_locator(NullLocator())
+    _say(speed, counts[-1], counts[-1], "ideal", ha="right", va="bottom")
+    speed.set_ylabel("speed-up over one worker")
+    efficiency.axhline(100.0, zorder=1, **style.GUIDE)
+    floor = 100.0 * advice.floor
+    efficiency.axhline(floor, **_DASHES)
+    efficiency.set_ylim(0.0, 1.08 * max([100.0, *(100.0 * row.efficiency for row in rows)]))
+    efficiency.set_ylabel("efficiency: speed-up / workers (%)")
+    _say(efficiency, efficiency.get_xlim()[1], floor, "floor", ha="right", va="bottom")
     _draw_rates(rates, advice)
     _draw_noise(noise, advice)
-    style.finish(figure, _keys(advice), out)
+    handles: list[Artist] = [
+        *style.look_keys(looks, markerfacecolor="white"),
+        *style.how_keys({row.how for row in rows}),
+        style.point_key("workers to take", markersize=12, markerfacecolor="none"),
+        style.point_key("knee", "|", markersize=15, markeredgewidth=1.6),
+        style.point_key("rate that converges", color=_RATES, markerfacecolor="white"),
+        style.point_key("rate that does not", "x", color=_RATES, markeredgewidth=1.6),
+        style.key("noise scale", color=_NOISE, linewidth=1.6),
+        Patch(facecolor=_NOISE, alpha=0.2, label="95% interval of the noise scale"),
+        Patch(facecolor=_CRITICAL, label="critical batch, from the last noise scale"),
+    ]
+    return style.finish(figure, handles, out)
 
 
-def _draw_curve(
+def _draw_scaling(
     axes: Axes, curve: ScalingCurve, look: style.Look, value: Callable[[Row], float]
 ) -> None:
-    counts, heights = [row.workers for row in curve.rows], [value(row) for row in curve.rows]
-    axes.plot(counts, heights, color=look.colour, lw=1.4)
-    for row, height in zip(curve.rows, heights, strict=True):
-        style.draw_point(axes, row.workers, height, look, hollow=row.how != "measured")
-        if row.workers == curve.best:
-            how: dict[str, Any] = {"ms": 13, "mfc": "none", "mec": look.colour, "mew": 1.2}
-            axes.plot([row.workers], [height], "o", **how)
-        if row.workers == curve.knee:
-            axes.plot([row.workers], [height], "|", ms=20, mew=1.6, color=look.colour)
-
-
-def _draw_speed(axes: Axes, advice: Advice, counts: list[int]) -> None:
-    axes.plot(counts, counts, zorder=1, **style.GUIDE)
-    shown = [row.speedup for curve in advice.curves for row in curve.rows]
-    style.log_values(axes, *style.margins([*shown, *map(float, counts), 1.0, 2.0]))
-    style.powers_axis(axes, counts, "workers")
-    axes.yaxis.set_major_locator(axes.xaxis.get_major_locator())
-    axes.yaxis.set_minor_locator(NullLocator())
-    _say(axes, counts[-1], counts[-1], "ideal", ha="right", va="bottom")
-    axes.set_ylabel("speed-up over one worker")
-    style.tidy(axes)
-
-
-def _draw_efficiency(axes: Axes, advice: Advice, counts: list[int]) -> None:
-    axes.axhline(100.0, zorder=1, **style.GUIDE)
-    axes.axhline(100.0 * advice.floor, **_DASHES)
-    shown = [100.0 * row.efficiency for curve in advice.curves for row in curve.rows]
-    axes.set_ylim(0.0, 1.08 * max([100.0, *shown]))
-    style.powers_axis(axes, counts, "workers")
-    axes.set_ylabel("efficiency: speed-up / workers (%)")
-    _say(axes, axes.get_xlim()[1], 100.0 * advice.floor, "floor", ha="right", va="bottom")
-    style.tidy(axes)
+    heights = {row.workers: value(row) for row in curve.rows}
+    hollow = [row.how != "measured" for row in curve.rows]
+    style.draw_curve(axes, list(heights), list(heights.values()), look, hollow)
+    ring: dict[str, Any] = {"ms": 13, "mfc": "none", "mec": look.colour, "mew": 1.2}
+    axes.plot([curve.best], [heights[curve.best]], "o", **ring)
+    if curve.knee is not None:
+        axes.plot([curve.knee], [heights[curve.knee]], "|", ms=20, mew=1.6, color=look.colour)
 
 
 def _draw_rates(axes: Axes, advice: Advice) -> None:
@@ -318,8 +305,9 @@ def _draw_noise(axes: Axes, advice: Advice) -> None:
         style.say_nothing_to_show(axes, fill(batch.note or "no noise scale was found", 32))
         return
     steps = [point.step for point in points]
+    critical = (batch.critical_low or 0.0, batch.critical_high or 0.0)
     known = [v for p in points for v in (p.scale, p.low, p.high)]
-    known += [batch.critical_low or 0.0, batch.critical_high or 0.0, float(advice.batch_size)]
+    known += [*critical, float(advice.batch_size)]
     low, high = style.margins([value for value in known if 0.0 < value < math.inf], 0.05)
     tops = [min(point.high, high) for point in points]
     bottoms = [max(point.low, low) for point in points]
@@ -331,35 +319,10 @@ def _draw_noise(axes: Axes, advice: Advice) -> None:
     end = 1.06 * max(steps)
     axes.set_xlim(0, 1.03 * end)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ends = [
-        min(max(each, low), high) for each in (batch.critical_low or 0, batch.critical_high or 0)
-    ]
+    ends = [min(max(each, low), high) for each in critical]
     axes.plot([end, end], ends, color=_CRITICAL, linewidth=6.0, solid_capstyle="butt")
     _say(axes, 0.0, advice.batch_size, " batch", ha="left", va="bottom")
 
 
 def _say(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
     axes.text(x, y, text, color=_OTHER, fontsize=9, **how)
-
-
-def _name(curve: ScalingCurve) -> str:
-    return "this machine" if curve.network == HERE else curve.network
-
-
-def _looks(advice: Advice) -> dict[str, style.Look]:
-    return style.series_looks(dict.fromkeys(map(_name, advice.curves)))
-
-
-def _keys(advice: Advice) -> list[Artist]:
-    handles: list[Artist] = [*style.look_keys(_looks(advice), markerfacecolor="white")]
-    handles += style.how_keys({row.how for curve in advice.curves for row in curve.rows})
-    return [
-        *handles,
-        style.point_key("workers to take", markersize=12, markerfacecolor="none"),
-        style.point_key("knee", "|", markersize=15, markeredgewidth=1.6),
-        style.point_key("rate that converges", color=_RATES, markerfacecolor="white"),
-        style.point_key("rate that does not", "x", color=_RATES, markeredgewidth=1.6),
-        style.key("noise scale", color=_NOISE, linewidth=1.6),
-        Patch(facecolor=_NOISE, alpha=0.2, label="95% interval of the noise scale"),
-        Patch(facecolor=_CRITICAL, label="critical batch, from the last noise scale"),
-    ]

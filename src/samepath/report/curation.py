@@ -22,24 +22,28 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from numpy.typing import NDArray
 
+from samepath.console import count
 from samepath.curation.cluster import k_distances
 from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Comparison, to_json
 from samepath.curation.folder import read_arrays
-from samepath.curation.keep import REASONS
+from samepath.curation.reasons import REASONS
 from samepath.data.keep_list import KeepList, read_keep_list
 from samepath.errors import UserError
 from samepath.files import finite, write_atomically
 from samepath.report import style
 from samepath.report.page import Section, write_page
-from samepath.report.study import data_facts, origin_facts
+from samepath.report.study import with_origin
 from samepath.report.study_verdict import metric_better, metric_interval, metric_text
-from samepath.report.words import Rows, listed, number
+from samepath.report.words import Rows, facts_rows, listed, number, rows_of
 from samepath.study.results import Interval
 
 PER_CLASS = 10
 """Examples of what is dropped, worst first."""
 _TILE = 0.62
 _MOST_CLASSES = 40
+Ints = NDArray[np.int64]
+Places = NDArray[np.float32]
+
 _TITLE = {
     "dbscan": "DBSCAN of each class on the map",
     "hdbscan": "HDBSCAN of each class on the map",
@@ -61,21 +65,25 @@ def write_curation_report(folder: Path) -> Path:
     names, number = about["class_names"], len(keep_list)
     labels = np.zeros(number, np.int64) if keep_list.labels is None else keep_list.labels
     name, places = Path(about["recipe"]).stem, mapped["map"]
-    pictures = {part: folder / f"{part}.png" for part in ("map", "classes", "kdistance", "dropped")}
-    draw_map(places, labels, names, pictures["map"], title=f"{name}: {number:,} training examples")
+    pictures = {}
+    title = f"{name}: {number:,} training examples"
+    pictures["map"] = draw_map(places, labels, names, folder / "map.png", title=title)
     title = f"{name}: examples dropped from each class"
-    draw_classes(places, labels, keep_list, names, pictures["classes"], title=title)
-    if about["settings"]["method"] == "grid":
-        pictures["kdistance"].unlink(missing_ok=True)
-    else:
+    out = folder / "classes.png"
+    pictures["classes"] = draw_classes(places, labels, keep_list, names, out, title=title)
+    for old in ("kdistance.png", "dropped.png"):  # of other settings
+        (folder / old).unlink(missing_ok=True)
+    if about["settings"]["method"] != "grid":
         considered = keep_list.kept | np.isin(keep_list.reasons, REASONS)
-        out, title = pictures["kdistance"], f"{name}: k-distances and eps"
-        draw_k_distances(places, labels, considered, about["classes"], out, title=title)
-    worst = mapped.get("suspicion", known.get("losses", np.zeros(number)))
-    if images is None or not _draw_dropped(
-        images, labels, names, keep_list, worst, pictures["dropped"]
-    ):
-        pictures["dropped"].unlink(missing_ok=True)
+        out, title = folder / "kdistance.png", f"{name}: k-distances and eps"
+        facts = about["classes"]
+        pictures["kdistance"] = draw_k_distances(
+            places, labels, considered, facts, out, title=title
+        )
+    if images is not None and not keep_list.kept.all():
+        worst = mapped.get("suspicion", known.get("losses", np.zeros(number)))
+        out = folder / "dropped.png"
+        pictures["dropped"] = draw_dropped(images, labels, names, keep_list, worst, out)
     page = folder / "report.html"
     write_page(page, f"{name}: curation", list(_sections(about, pictures)))
     return page
@@ -83,41 +91,43 @@ def write_curation_report(folder: Path) -> Path:
 
 def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Section]:
     kept, number = about["num_kept"], about["num_examples"]
+    dropped = f"{100 * about['reduction']:.2f}%"
     words = (
         f"{kept:,} of {number:,} training examples are kept; {number - kept:,} are dropped "
-        f"({100 * about['reduction']:.2f}%). The features are those of the layer {about['layer']}."
+        f"({dropped}). The features are those of the layer {about['layer']}."
     )
-    yield Section(heading="What is kept", words=words, table=reduction_table(about))
+    file = str(about["network"])  # Table I of the paper: the network, and what it leaves
+    network = Path(file).name if file.endswith(".py") else Path(about["recipe"]).stem
+    left = f"{100 * kept / number:.2f}% or {kept:,} examples ({dropped})"
+    head = ["Network used for feature extraction", "Filtered data size (reduction)"]
+    yield Section(heading="What is kept", words=words, table=[head, [network, left]])
     note = f"{_TITLE[about['settings']['method']]}."
     yield Section(heading="Classes", table=classes_table(about), note=note)
     if len(about["rounds"]) > 1:
-        yield Section(heading="Rounds", table=rounds_table(about))
+        names = {"round": "round", "examples": "num_examples", "kept": "num_kept"}
+        lines = [
+            {
+                **{name: f"{each[key]:,}" for name, key in names.items()},
+                "network": str(each["network"]),
+            }
+            for each in about["rounds"]
+        ]
+        yield Section(heading="Rounds", table=rows_of(lines))
     yield Section(heading="The map", picture=pictures["map"])
     yield Section(heading="Examples dropped from each class", picture=pictures["classes"])
-    if pictures["kdistance"].exists():
+    if "kdistance" in pictures:
         words = (
             "Distances to the k-th neighbour within the class, ascending, k being min_samples - 1; "
             "eps is where the curve bends upwards."
         )
         yield Section(heading="k-distances", words=words, picture=pictures["kdistance"])
-    if pictures["dropped"].exists():
+    if "dropped" in pictures:
         words = f"Up to {PER_CLASS} of each class, the most suspicious first, with their reason."
         yield Section(heading="Dropped examples", words=words, picture=pictures["dropped"])
     settings = {**about["settings"], "layer": about["layer"], "network": about["network"]}
-    rows = [[name, str(value)] for name, value in settings.items() if value not in (None, {})]
-    command = ["command", " ".join(about["command"])]
-    yield Section(heading="Settings", table=[["", ""], *rows, command])
-
-
-def reduction_table(about: dict[str, Any]) -> Rows:
-    """Rows like Table I of the paper: the network, and what it leaves."""
-    kept, share = about["num_kept"], 100 * about["num_kept"] / about["num_examples"]
-    left = f"{share:.2f}% or {kept:,} examples ({100 * about['reduction']:.2f}%)"
-    network = Path(about["recipe"]).stem
-    if str(about["network"]).endswith(".py"):
-        network = Path(about["network"]).name
-    head = ["Network used for feature extraction", "Filtered data size (reduction)"]
-    return [head, [network, left]]
+    given = {name: value for name, value in settings.items() if value != {}}
+    table = facts_rows({**given, "command": " ".join(about["command"])})
+    yield Section(heading="Settings", table=table)
 
 
 def classes_table(about: dict[str, Any]) -> Rows:
@@ -125,20 +135,19 @@ def classes_table(about: dict[str, Any]) -> Rows:
     found = {reason for facts in about["classes"] for reason in facts["reasons"]}
     reasons = [r for r in REASONS if r in found] + sorted(found - {*REASONS})
     grid = about["settings"]["method"] == "grid"
+
+    def line(facts: dict[str, Any], clusters: list[str]) -> list[str]:
+        number, kept = facts["num_examples"], facts["num_kept"]
+        share = f"{100 * (1 - kept / number):.1f}%"
+        counts = [str(facts["reasons"].get(reason, 0)) for reason in reasons]
+        return [facts["name"], f"{number:,}", f"{kept:,}", share, *clusters, *counts]
+
     middle = ["cells"] if grid else ["clusters", "eps"]
     rows = [["class", "examples", "kept", "dropped", *middle, *reasons]]
     for facts in about["classes"]:
-        number, kept = facts["num_examples"], facts["num_kept"]
-        clusters = [str(facts["num_clusters"])]
-        if not grid:
-            clusters.append(_eps(facts))
-        counts = [str(facts["reasons"].get(reason, 0)) for reason in reasons]
-        share = f"{100 * (1 - kept / number):.1f}%"
-        rows.append([facts["name"], f"{number:,}", f"{kept:,}", share, *clusters, *counts])
-    total = [sum(f["reasons"].get(reason, 0) for f in about["classes"]) for reason in reasons]
-    number, kept = about["num_examples"], about["num_kept"]
-    share = f"{100 * about['reduction']:.1f}%"
-    rows.append(["all", f"{number:,}", f"{kept:,}", share, *("" for _ in middle), *map(str, total)])
+        rows.append(line(facts, [str(facts["num_clusters"]), _eps(facts)][: len(middle)]))
+    totals = {r: sum(f["reasons"].get(r, 0) for f in about["classes"]) for r in reasons}
+    rows.append(line({**about, "name": "all", "reasons": totals}, ["" for _ in middle]))
     return rows
 
 
@@ -149,45 +158,35 @@ def _eps(facts: dict[str, Any]) -> str:
     return f"{facts['eps']:.3g}{how}"
 
 
-def rounds_table(about: dict[str, Any]) -> Rows:
-    rows = [["round", "examples", "kept", "network"]]
-    for facts in about["rounds"]:
-        before, kept = f"{facts['num_examples']:,}", f"{facts['num_kept']:,}"
-        rows.append([str(facts["round"]), before, kept, str(facts["network"])])
-    return rows
+# --------------------------------------------------------------------------- figures of a curation
 
 
-def _draw_dropped(
+def draw_dropped(
     images: NDArray[np.uint8],
-    labels: NDArray[np.int64],
+    labels: Ints,
     names: Sequence[str],
     keep_list: KeepList,
     worst: NDArray[Any],
     out: Path,
-) -> bool:
-    """A row of pictures for each class that something is dropped of; False if nothing is."""
-    chosen: dict[int, NDArray[np.int64]] = {}
-    for label in range(len(names)):
+) -> Path:
+    """A row of pictures for each class that something is dropped of."""
+    chosen: dict[int, list[int]] = {}
+    for label in np.unique(labels[~keep_list.kept])[:_MOST_CLASSES].tolist():
         rows = np.flatnonzero((labels == label) & ~keep_list.kept)
-        if len(rows):
-            chosen[label] = rows[np.argsort(-worst[rows], kind="stable")][:PER_CLASS]
-    if not chosen:
-        return False
-    chosen = dict(list(chosen.items())[:_MOST_CLASSES])
+        chosen[label] = rows[np.argsort(-worst[rows], kind="stable")][:PER_CLASS].tolist()
     wide = images.shape[2] / images.shape[1]
     step, high = _TILE * wide + 0.34, _TILE + 0.42
     sheet = style.Sheet(1.5 + PER_CLASS * step + 0.1, len(chosen) * high + 0.2)
-    for row, (label, rows) in enumerate(chosen.items()):
+    for row, (label, examples) in enumerate(chosen.items()):
         top = 0.1 + row * high
         sheet.row_label(1.45, top + _TILE / 2, names[label])
-        for column, example in enumerate(rows.tolist()):
+        for column, example in enumerate(examples):
             left = 1.5 + column * step + 0.17
             sheet.tile(images[example], left, top, _TILE, wide=wide, white=255.0)
             middle = left + _TILE * wide / 2
             words = f"{example}\n{style.clip(keep_list.reasons[example], 15)}"
             sheet.text(middle, top + _TILE + 0.17, words, fontsize=6.5, color="0.25")
-    sheet.save(out)
-    return True
+    return sheet.save(out)
 
 
 # Okabe and Ito's, Tol's, then what is left: ten that differ by hue and lightness
@@ -209,9 +208,6 @@ _KEPT = "#5B9BD0"
 _OTHERS = "#E6E6E6"
 _PANEL = 2.3
 
-Ints = NDArray[np.int64]
-Places = NDArray[np.float32]
-
 
 def class_looks(number: int) -> list[style.Look]:
     """A colour and a marker for each of so many classes."""
@@ -227,7 +223,7 @@ def _present(labels: Ints, class_names: Sequence[str]) -> list[int]:
 
 def draw_map(
     places: Places, labels: Ints, class_names: Sequence[str], out: Path, *, title: str
-) -> None:
+) -> Path:
     """All examples on the map, by class."""
     present = _present(labels, class_names)
     looks = dict(zip(present, class_looks(len(present)), strict=True))
@@ -244,7 +240,7 @@ def draw_map(
     for label, look in looks.items():
         words = f"{class_names[label]} ({int((labels == label).sum()):,})"
         handles.append(style.point_key(words, look.marker, color=look.colour, markersize=7))
-    style.finish(figure, handles, out)
+    return style.finish(figure, handles, out)
 
 
 def draw_classes(
@@ -255,7 +251,7 @@ def draw_classes(
     out: Path,
     *,
     title: str,
-) -> None:
+) -> Path:
     """A panel for each class: what is kept and, by reason, what is dropped; the others behind."""
     present = _present(labels, class_names)
     columns = min(5, len(present))
@@ -285,7 +281,7 @@ def draw_classes(
     looks = [("kept", _KEPT, "o"), ("other classes", _OTHERS, "o")]
     looks += [(reason, *REASON_LOOKS.get(reason, _OTHER_REASON)) for reason in _ordered(shown)]
     keys = [style.point_key(name, marker, color=c, markersize=7) for name, c, marker in looks]
-    style.finish(figure, keys, out)
+    return style.finish(figure, keys, out)
 
 
 def draw_k_distances(
@@ -296,7 +292,7 @@ def draw_k_distances(
     out: Path,
     *,
     title: str,
-) -> None:
+) -> Path:
     """The sorted k-distances of each class, and the eps that was chosen on it."""
     drawn = [facts for facts in classes if facts["eps"] is not None]
     figure = style.new_figure(9.6, 5.6, title)
@@ -322,7 +318,7 @@ def draw_k_distances(
     note = "points to the right of a mark are not core points; curves are cut at the top"
     axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=8.5, color="0.35")
     style.tidy(axes)
-    style.finish(figure, handles, out)
+    return style.finish(figure, handles, out)
 
 
 def _ordered(reasons: Sequence[str] | NDArray[Any]) -> list[str]:
@@ -356,16 +352,13 @@ def _plain(axes: Axes, places: Places) -> None:
     axes.spines[:].set(color="0.8")
 
 
+# ------------------------------------------------------------------------------- the comparison
+
 CHANCE = 0.05
-_VARIANT_LOOKS = {
-    FULL: style.Look("#0072B2", "o"),
-    FILTERED: style.Look("#D55E00", "s"),
-    RANDOM: style.Look("#7F7F7F", "^"),
-}
 _CALLED = {
-    FULL: "all examples",
-    FILTERED: "filtered",
-    RANDOM: "as many, kept at random",
+    FULL: ("all examples", style.Look("#0072B2", "o")),
+    FILTERED: ("filtered", style.Look("#D55E00", "s")),
+    RANDOM: ("as many, kept at random", style.Look("#7F7F7F", "^")),
 }
 
 
@@ -374,16 +367,35 @@ def finish_comparison(comparison: Comparison, folder: Path) -> tuple[Comparison,
     comparison = replace(comparison, verdict=verdict(comparison))
     content = json.dumps(finite(to_json(comparison)), indent=1)
     write_atomically(folder / "comparison.json", content + "\n")
+    note = (
+        f"At the end of each run; {metric_better(comparison)} is better. With several seeds: "
+        "median (lowest to highest). All runs have the same epochs, so runs on fewer examples "
+        "take fewer steps. A difference counts only where the ranges of the seeds do not overlap."
+    )
+    lists = {
+        _CALLED[v.name][0]: f"{v.num_examples} examples" + (f", {v.keep}" if v.keep else "")
+        for v in comparison.variants
+    }
+    seeds = ", ".join(map(str, comparison.seeds))
+    facts = {**lists, "seeds": seeds, "grain": str(comparison.grain_size)}
+    sections = [
+        Section(heading="Verdict", words=comparison.verdict),
+        Section(
+            heading=f"{comparison.metric.capitalize()} by batch size",
+            picture=draw_comparison(comparison, folder / "comparison.png"),
+        ),
+        Section(heading="In numbers", table=comparison_table(comparison), note=note),
+        Section(heading="The comparison", table=with_origin(comparison, facts)),
+    ]
     page = folder / "comparison.html"
-    title = f"{Path(comparison.recipe).stem}: did curation help?"
-    write_page(page, title, list(_comparison_sections(comparison, folder)))
+    write_page(page, f"{Path(comparison.recipe).stem}: did curation help?", sections)
     return comparison, page
 
 
 def comparison_table(comparison: Comparison) -> Rows:
     """The metric at the end by weight decay and batch size, a column for each kind of data."""
-    names = [variant.name for variant in comparison.variants]
-    rows = [["weight decay", "batch size", *_variant_names(comparison).values()]]
+    names = _variant_names(comparison)
+    rows = [["weight decay", "batch size", *names.values()]]
     for decay in comparison.weight_decays:
         for batch in comparison.batch_sizes:
             runs = [_runs(comparison, name, batch, decay) for name in names]
@@ -393,7 +405,7 @@ def comparison_table(comparison: Comparison) -> Rows:
 
 
 def _variant_names(comparison: Comparison) -> dict[str, str]:
-    return {v.name: f"{_CALLED[v.name]} ({v.num_examples})" for v in comparison.variants}
+    return {v.name: f"{_CALLED[v.name][0]} ({v.num_examples})" for v in comparison.variants}
 
 
 def verdict(comparison: Comparison) -> str:
@@ -402,16 +414,12 @@ def verdict(comparison: Comparison) -> str:
     seeds = len(comparison.seeds)
     if seeds == 1:
         return "One seed cannot tell a difference from chance. Add --seeds 4 and run it again."
-    places = [(b, d) for d in comparison.weight_decays for b in comparison.batch_sizes]
-    against = [
-        f"{_balance(comparison, places, FULL)} than all of it",
-        f"{_balance(comparison, places, RANDOM)} than as much kept at random",
-    ]
     kept = {v.name: v.num_examples for v in comparison.variants}
     share = 100.0 * kept[FILTERED] / kept[FULL]
     words = (
         f"Trained on the {share:.1f}% of the data that curation kept, {comparison.metric} after "
-        f"{comparison.epochs} epochs is {against[0]}. It is {against[1]}."
+        f"{comparison.epochs} epochs is {_balance(comparison, FULL)} than all of it. It is "
+        f"{_balance(comparison, RANDOM)} than as much kept at random."
     )
     by_chance = 2.0 / math.comb(2 * seeds, seeds)
     if by_chance > CHANCE:
@@ -422,28 +430,24 @@ def verdict(comparison: Comparison) -> str:
     return words
 
 
-def _balance(comparison: Comparison, places: Sequence[tuple[int, float]], other: str) -> str:
-    """ "better at batch 64 and 256, the same within seeds at 1024 and worse nowhere"."""
+def _balance(comparison: Comparison, other: str) -> str:
+    """ "better at batch 64 and 256, no different at batch 1024 and worse at batch 4096"."""
     found: dict[str, list[str]] = {"better": [], "no different": [], "worse": []}
     unknown = 0
-    for batch, decay in places:
+    sign = -1.0 if metric_better(comparison) == "lower" else 1.0
+    several = len(comparison.weight_decays) > 1
+    for decay, batch in itertools.product(comparison.weight_decays, comparison.batch_sizes):
         mine = interval(comparison, FILTERED, batch, decay)
         theirs = interval(comparison, other, batch, decay)
         if mine is None or theirs is None:
             unknown += 1
             continue
-        sign = -1.0 if comparison.metric == "loss" else 1.0
-        apart = mine.low > theirs.high or mine.high < theirs.low
-        apart = apart and mine.median != theirs.median
-        word = "no different" if not apart else "worse"
-        if apart and sign * mine.median > sign * theirs.median:
-            word = "better"
-        several = len(comparison.weight_decays) > 1
+        word = "no different"
+        if mine.low > theirs.high or mine.high < theirs.low:
+            word = "better" if sign * mine.median > sign * theirs.median else "worse"
         found[word].append(f"{batch}" + (f" (decay {number(decay)})" if several else ""))
     parts = [f"{word} at batch {listed(where)}" for word, where in found.items() if where]
-    if unknown:
-        parts.append(f"not known at {unknown} {'place' if unknown == 1 else 'places'}")
-    return listed(parts)
+    return listed(parts + ([f"not known at {count(unknown, 'place')}"] if unknown else []))
 
 
 def interval(comparison: Comparison, variant: str, batch: int, decay: float) -> Interval | None:
@@ -451,7 +455,12 @@ def interval(comparison: Comparison, variant: str, batch: int, decay: float) -> 
     return metric_interval(comparison, _runs(comparison, variant, batch, decay))
 
 
-def draw_comparison(comparison: Comparison, out: Path) -> None:
+def _runs(comparison: Comparison, variant: str, batch: int, decay: float) -> list[ComparedRun]:
+    wanted = (variant, batch, decay)
+    return [r for r in comparison.runs if (r.variant, r.batch_size, r.weight_decay) == wanted]
+
+
+def draw_comparison(comparison: Comparison, out: Path) -> Path:
     """A panel per weight decay: the metric against batch size, a line for each kind of data."""
     decays = comparison.weight_decays
     columns = min(len(decays), 3)
@@ -459,20 +468,19 @@ def draw_comparison(comparison: Comparison, out: Path) -> None:
     title = f"{Path(comparison.recipe).stem}: {comparison.metric} after {comparison.epochs} epochs"
     figure = style.new_figure(4.9 * columns + 2.8, 3.9 * rows + 0.4, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    beside = style.side_by_side(list(_VARIANT_LOOKS), comparison.batch_sizes)
-    several, lost = len(comparison.seeds) > 1, False
+    beside = style.side_by_side(list(_CALLED), comparison.batch_sizes)
+    lost = False
     for axes, decay in zip(panels, decays, strict=False):
-        for name, look in _VARIANT_LOOKS.items():
+        for name, (_, look) in _CALLED.items():
             found = {
                 b * beside[name]: interval(comparison, name, b, decay)
                 for b in comparison.batch_sizes
             }
-            there = {place: v for place, v in found.items() if v is not None}
-            missing = [place for place in found if place not in there]
+            style.draw_intervals(axes, found, look)
+            missing = [place for place, v in found.items() if v is None]
             lost = lost or bool(missing)
             how: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "mew": 1.8}
             axes.plot(missing, [0.02] * len(missing), "x", color=look.colour, **how)
-            style.draw_intervals(axes, there, look, bars=several)
         style.powers_axis(axes, comparison.batch_sizes, "batch size")
         if len(decays) > 1:
             axes.set_title(f"weight decay {number(decay)}", fontsize=10, loc="left")
@@ -482,43 +490,8 @@ def draw_comparison(comparison: Comparison, out: Path) -> None:
     for axes in panels[::columns]:
         axes.set_ylabel(f"{comparison.metric} ({metric_better(comparison)} is better)")
     names = _variant_names(comparison)
-    handles = style.look_keys({names[name]: look for name, look in _VARIANT_LOOKS.items()})
-    handles += [style.spread_key()] if several else []
+    handles = style.look_keys({names[name]: look for name, (_, look) in _CALLED.items()})
+    handles += [style.spread_key()] if len(comparison.seeds) > 1 else []
     if lost:
         handles.append(style.point_key("no result", "x", markeredgewidth=1.8))
-    style.finish(figure, handles, out)
-
-
-def _comparison_sections(comparison: Comparison, folder: Path) -> Iterator[Section]:
-    yield Section(heading="Verdict", words=comparison.verdict)
-    picture = folder / "comparison.png"
-    draw_comparison(comparison, picture)
-    yield Section(heading=f"{comparison.metric.capitalize()} by batch size", picture=picture)
-    note = (
-        f"At the end of each run; {metric_better(comparison)} is better. With several seeds: "
-        "median (lowest to highest). All runs have the same epochs, so runs on fewer examples "
-        "take fewer steps. A difference counts only where the ranges of the seeds do not overlap."
-    )
-    yield Section(heading="In numbers", table=comparison_table(comparison), note=note)
-    yield Section(heading="The comparison", table=_comparison_facts(comparison))
-
-
-def _comparison_facts(comparison: Comparison) -> Rows:
-    lists = [
-        [f"{_CALLED[v.name]}", f"{v.num_examples} examples" + (f", {v.keep}" if v.keep else "")]
-        for v in comparison.variants
-    ]
-    return [
-        ["", ""],
-        *data_facts(comparison),
-        *lists,
-        ["optimizer", comparison.optimizer],
-        ["seeds", ", ".join(map(str, comparison.seeds))],
-        ["grain", str(comparison.grain_size)],
-        *origin_facts(comparison),
-    ]
-
-
-def _runs(comparison: Comparison, variant: str, batch: int, decay: float) -> list[ComparedRun]:
-    wanted = (variant, batch, decay)
-    return [r for r in comparison.runs if (r.variant, r.batch_size, r.weight_decay) == wanted]
+    return style.finish(figure, handles, out)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from numpy.typing import NDArray
 
 from samepath.files import make_folder
-from samepath.insight.curvature.landscape import Line, Plane
+from samepath.insight.curvature.landscape import Plane
 from samepath.insight.curvature.result import Curvature, RunCurvature
 from samepath.insight.folder import write_finding
 from samepath.report import style
@@ -34,41 +34,7 @@ from samepath.report.words import Rows
 def write_curvature(folder: Path, found: Curvature, command: Sequence[str]) -> None:
     """Write all files into a folder."""
     make_folder(folder)
-    draw_spectrum(found, folder / "spectrum.png")
-    draw_lines(found, folder / "lines.png")
-    draw_planes(found, folder / "planes.png")
-    write_page(folder / "curvature.html", f"Curvature: {found.recipe}", _sections(found, folder))
-    content = asdict(found) | {"verdict": verdict(found), "caution": CAUTION}
-    write_finding(folder, "curvature", recipe=found.recipe, command=command, content=content)
-
-
-def draw_spectrum(found: Curvature, out: Path) -> None:
-    """Eigenvalues by rank, all runs in one plot; those below zero are hollow, by their size."""
-    figure = style.new_figure(9.2, 4.6, f"{found.recipe}: the Hessian's largest eigenvalues")
-    axes = figure.subplots()
-    sizes = [abs(value) for run in found.runs for value in run.eigenvalues if value]
-    for run, look in zip(found.runs, style.series(len(found.runs)), strict=True):
-        heights = [abs(value) or math.nan for value in run.eigenvalues]
-        axes.plot(range(1, len(heights) + 1), heights, color=look.colour, lw=1.0, alpha=0.6)
-        for rank, value in enumerate(run.eigenvalues, 1):
-            style.draw_point(axes, rank, abs(value) or math.nan, look, hollow=value <= 0)
-    if sizes:
-        style.log_values(axes, *style.margins(sizes))
-    else:
-        style.say_nothing_to_show(axes, "all are zero")
-    most = max(len(run.eigenvalues) for run in found.runs)
-    step = max(1, -(-most // 5))
-    axes.xaxis.set_major_locator(FixedLocator([1, *range(step, most + 1, step)]))
-    axes.set(xlabel="rank, by size", ylabel="size of the eigenvalue")
-    style.tidy(axes)
-    handles = run_keys(found.runs)
-    if any(value < 0.0 for run in found.runs for value in run.eigenvalues):
-        handles.append(style.point_key("hollow: negative", markerfacecolor="white"))
-    style.finish(figure, handles, out)
-
-
-def _sections(found: Curvature, folder: Path) -> list[Section]:
-    return [
+    sections = [
         Section(
             heading="Sharpness",
             words=verdict(found),
@@ -78,19 +44,19 @@ def _sections(found: Curvature, folder: Path) -> list[Section]:
         Section(
             heading="The Hessian's largest eigenvalues",
             words="Filled: positive. Hollow: negative; a model in a minimum has none of these.",
-            picture=folder / "spectrum.png",
+            picture=draw_spectrum(found, folder / "spectrum.png"),
         ),
         Section(
             heading="The loss on a line",
             words="Left: along a random direction in which every filter is as long as the model's "
             "own (Li et al. 2018). Right: along each run's own top eigenvector, whose length is 1.",
-            picture=folder / "lines.png",
+            picture=draw_lines(found, folder / "lines.png"),
         ),
         Section(
             heading="The loss on a plane",
             words="The cross marks the weights. Lines of one column are at the same losses in "
             "every run.",
-            picture=folder / "planes.png",
+            picture=draw_planes(found, folder / "planes.png"),
         ),
         Section(
             heading="All eigenvalues",
@@ -99,6 +65,9 @@ def _sections(found: Curvature, folder: Path) -> list[Section]:
             folded=True,
         ),
     ]
+    write_page(folder / "curvature.html", f"Curvature: {found.recipe}", sections)
+    content = asdict(found) | {"verdict": verdict(found), "caution": CAUTION}
+    write_finding(folder, "curvature", recipe=found.recipe, command=command, content=content)
 
 
 ALIKE = 1.25
@@ -117,26 +86,25 @@ CAUTION = (
 def facts_table(found: Curvature) -> Rows:
     """A column per run."""
     metrics = sorted({name for run in found.runs for name in run.valid} - {"loss"})
-    rows: dict[str, Callable[[RunCurvature], str]] = {
-        "": lambda run: run.name,
-        "batch size": lambda run: str(run.batch_size),
-        "learning rate": lambda run: _number(run.learning_rate),
-        "steps": lambda run: "" if run.steps is None else str(run.steps),
-        "loss (training)": lambda run: _number(run.loss),
-        "loss (validation)": lambda run: _number(run.valid.get("loss")),
-        "gap": lambda run: _number(run.gap),
-        **{name: _metric(name) for name in metrics},
-        "top eigenvalue": lambda run: _number(run.eigenvalues[0]),
-        "trace": lambda run: f"{_number(run.trace)} ± {run.trace_error:.2g}",
-        f"rise at {found.runs[0].rise.distance:g}": lambda run: (
-            f"{_number(run.rise.mean)} ± {run.rise.standard_error:.2g}"
-        ),
-    }
-    return [[name, *map(value, found.runs)] for name, value in rows.items()]
-
-
-def _metric(name: str) -> Callable[[RunCurvature], str]:
-    return lambda run: _number(run.valid.get(name))
+    columns = [
+        {
+            "": run.name,
+            "batch size": str(run.batch_size),
+            "learning rate": _number(run.learning_rate),
+            "steps": "" if run.steps is None else str(run.steps),
+            "loss (training)": _number(run.loss),
+            "loss (validation)": _number(run.valid.get("loss")),
+            "gap": _number(run.gap),
+            **{name: _number(run.valid.get(name)) for name in metrics},
+            "top eigenvalue": _number(run.eigenvalues[0]),
+            "trace": f"{_number(run.trace)} ± {run.trace_error:.2g}",
+            f"rise at {found.runs[0].rise.distance:g}": (
+                f"{_number(run.rise.mean)} ± {run.rise.standard_error:.2g}"
+            ),
+        }
+        for run in found.runs
+    ]
+    return [[name, *(column[name] for column in columns)] for name in columns[0]]
 
 
 def sample_words(found: Curvature) -> str:
@@ -166,71 +134,66 @@ def verdict(found: Curvature) -> str:
 
 
 def _alone(run: RunCurvature) -> str:
-    top = run.eigenvalues[0]
+    top, negative = run.eigenvalues[0], run.num_negative
     words = (
         f"The loss is curved most by {top:.3g} along one direction, and by {run.trace:.3g} in all"
     )
-    words += (
-        f" (plain gradient descent on it is stable below a rate of 2 / {top:.3g} = {2 / top:.2g})."
-        if top > 0.0
-        else "."
-    )
+    if top > 0.0:
+        words += (
+            f" (plain gradient descent on it is stable below a rate of 2 / {top:.3g} = "
+            f"{2 / top:.2g})"
+        )
     if not any(run.eigenvalues):
-        return words + " It is flat: the model is piecewise linear in its weights here."
-    if run.num_negative:
+        return words + ". It is flat: the model is piecewise linear in its weights here."
+    if negative:
         return words + (
-            f" {run.num_negative} of the {len(run.eigenvalues)} eigenvalues largest in size are "
+            f". {negative} of the {len(run.eigenvalues)} eigenvalues largest in size are "
             f"negative, down to {min(run.eigenvalues):.3g}: the run did not end in a minimum of "
             "this loss."
         )
-    return words + " None of the eigenvalues looked at is negative: it curves upwards along them."
+    return words + ". None of the eigenvalues looked at is negative: it curves upwards along them."
 
 
 def _compare(first: RunCurvature, second: RunCurvature, one: str, other: str) -> str:
     """Is the second sharper, and does it generalise worse?"""
     measures = {
-        "top eigenvalue": ((first.eigenvalues[0], 0.0), (second.eigenvalues[0], 0.0)),
-        "trace": ((first.trace, first.trace_error), (second.trace, second.trace_error)),
-        "rise of the loss": (
-            (first.rise.mean, first.rise.standard_error),
-            (second.rise.mean, second.rise.standard_error),
-        ),
+        "top eigenvalue": [(run.eigenvalues[0], 0.0) for run in (first, second)],
+        "trace": [(run.trace, run.trace_error) for run in (first, second)],
+        "rise of the loss": [(run.rise.mean, run.rise.standard_error) for run in (first, second)],
     }
     signs = {name: _sign(*pair) for name, pair in measures.items()}
-    numbers = ", ".join(f"{n} {b[0]:.3g} against {a[0]:.3g}" for n, (a, b) in measures.items())
     clear = {sign for sign in signs.values() if sign}
     sharper = clear.pop() if len(clear) == 1 else 0
+    how = "is about as sharp as"
     if sharper:
         by = " and ".join(name for name, sign in signs.items() if sign)
-        how = f"is {'sharper' if sharper > 0 else 'flatter'}"
-        how += " than" if all(signs.values()) else f" (by {by}; the rest is not clear) than"
+        unclear = "" if all(signs.values()) else f" (by {by}; the rest is not clear)"
+        how = f"is {'sharper' if sharper > 0 else 'flatter'}{unclear} than"
     elif any(signs.values()):
         how = "is sharper by some measures and flatter by others than"
-    else:
-        how = "is about as sharp as"
-    stage = ""
+    numbers = ", ".join(f"{n} {b[0]:.3g} against {a[0]:.3g}" for n, (a, b) in measures.items())
     if max(first.loss, second.loss) > STAGES * min(first.loss, second.loss):
-        stage = (
+        numbers += (
             f"; their training losses are far apart ({second.loss:.3g} against {first.loss:.3g}), "
             "so these are different stages of training rather than two minima"
         )
-    return f"{other} {how} {one}: {numbers}{stage}. {_gap(first, second, sharper)}"
+    return f"{other} {how} {one}: {numbers}. {_gap(first, second, sharper)}"
 
 
 def _gap(first: RunCurvature, second: RunCurvature, sharper: int) -> str:
     """Whether sharpness goes along with what is lost on validation data."""
     if first.gap is None or second.gap is None:
         return "There is no validation data to see whether it generalises worse."
-    numbers = f"{second.gap:.3g} against {first.gap:.3g}"
     # a gap may be about zero or below: then factors say nothing, and losses set the scale
     scale = max(abs(first.gap), abs(second.gap), 0.1 * max(first.valid["loss"], 1e-12))
     difference = second.gap - first.gap
     wider = 0 if abs(difference) < (1.0 - 1.0 / ALIKE) * scale else (1 if difference > 0 else -1)
     words = {1: "larger", 0: "about the same", -1: "smaller"}[wider]
+    numbers = f"{second.gap:.3g} against {first.gap:.3g}"
     gap = f"Its gap between validation and training loss is {words} ({numbers})"
     if not sharper:
         return f"{gap}, which such curvature does not explain." if wider else f"{gap} too."
-    if wider == (1 if sharper > 0 else -1):
+    if wider == sharper:
         return f"{gap}: here the gap goes along with sharpness, as Keskar and others (2017) found."
     return f"{gap}: here the gap does not go along with sharpness."
 
@@ -260,10 +223,8 @@ def eigenvalues_table(runs: Sequence[RunCurvature]) -> Rows:
     return [list(row) for row in itertools.zip_longest(ranks, *columns, fillvalue="")]
 
 
-# ---------------------------------------------------------------------------- lines and planes
+# --------------------------------------------------------------------------------------- figures
 
-RANDOM = "random direction, filter-normalised"
-EIGEN = "top eigenvector of the Hessian (length 1)"
 LEVELS = 10
 TOO_SMALL = 0.35
 """Of the plane's width: smaller contours have no room for their numbers."""
@@ -276,48 +237,81 @@ def label(run: RunCurvature) -> str:
     return name if size in name else f"{name}: batch {size}"
 
 
-def draw_lines(found: Curvature, out: Path) -> None:
-    """Two plots: along a random direction, and along each run's own top eigenvector."""
-    figure = style.new_figure(11.5, 4.6, f"{found.recipe}: loss around the weights, on one line")
-    left, right = figure.subplots(1, 2)
-    for axes, which, words in ((left, "random_line", RANDOM), (right, "eigen_line", EIGEN)):
-        lines: list[Line] = [getattr(run, which) for run in found.runs]
-        for line, look in zip(lines, style.series(len(lines)), strict=True):
-            how: dict[str, Any] = {"marker": look.marker, "markersize": 3.5, "linewidth": 1.5}
-            axes.plot(line.places, _finite(line.losses), color=look.colour, **how)
-        _loss_axis(axes, [loss for line in lines for loss in line.losses])
-        axes.set_xlabel(words)
-        style.tidy(axes)
-    left.set_ylabel("loss on the sample")
-    style.finish(figure, run_keys(found.runs), out)
-
-
 def run_keys(runs: Sequence[RunCurvature]) -> list[Line2D]:
     """A line of the legend for each run."""
     looks = zip(runs, style.series(len(runs)), strict=True)
     return [style.key(label(run), color=look.colour, marker=look.marker) for run, look in looks]
 
 
-def draw_planes(found: Curvature, out: Path) -> None:
+def draw_spectrum(found: Curvature, out: Path) -> Path:
+    """Eigenvalues by rank, all runs in one plot; those below zero are hollow, by their size."""
+    figure = style.new_figure(9.2, 4.6, f"{found.recipe}: the Hessian's largest eigenvalues")
+    axes = figure.subplots()
+    for run, look in zip(found.runs, style.series(len(found.runs)), strict=True):
+        heights = [abs(value) or math.nan for value in run.eigenvalues]
+        hollow = [value <= 0 for value in run.eigenvalues]
+        ranks = range(1, len(heights) + 1)
+        style.draw_curve(axes, ranks, heights, look, hollow, lw=1.0, alpha=0.6)
+    values = [value for run in found.runs for value in run.eigenvalues if value]
+    if values:
+        style.log_values(axes, *style.margins([abs(value) for value in values]))
+    else:
+        style.say_nothing_to_show(axes, "all are zero")
+    most = max(len(run.eigenvalues) for run in found.runs)
+    step = max(1, -(-most // 5))
+    axes.xaxis.set_major_locator(FixedLocator([1, *range(step, most + 1, step)]))
+    axes.set(xlabel="rank, by size", ylabel="size of the eigenvalue")
+    style.tidy(axes)
+    handles = run_keys(found.runs)
+    if any(value < 0.0 for value in values):
+        handles.append(style.point_key("hollow: negative", markerfacecolor="white"))
+    return style.finish(figure, handles, out)
+
+
+def draw_lines(found: Curvature, out: Path) -> Path:
+    """Two plots: along a random direction, and along each run's own top eigenvector."""
+    figure = style.new_figure(11.5, 4.6, f"{found.recipe}: loss around the weights, on one line")
+    left, right = figure.subplots(1, 2)
+    for axes, lines, words in (
+        (left, [run.random_line for run in found.runs], "random direction, filter-normalised"),
+        (
+            right,
+            [run.eigen_line for run in found.runs],
+            "top eigenvector of the Hessian (length 1)",
+        ),
+    ):
+        for line, look in zip(lines, style.series(len(lines)), strict=True):
+            how: dict[str, Any] = {"marker": look.marker, "markersize": 3.5, "linewidth": 1.5}
+            axes.plot(line.places, _finite(line.losses), color=look.colour, **how)
+        known = [loss for line in lines for loss in line.losses if math.isfinite(loss)]
+        if known and min(known) > 0.0 and max(known) > WIDE * min(known):
+            style.log_values(axes, *style.margins(known))
+        else:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xlabel(words)
+        style.tidy(axes)
+    left.set_ylabel("loss on the sample")
+    return style.finish(figure, run_keys(found.runs), out)
+
+
+def draw_planes(found: Curvature, out: Path) -> Path:
     """Contours: left in two random directions, right in the first two eigenvectors."""
     rows = len(found.runs)
     columns = 1 + any(run.eigen_plane for run in found.runs)
     title = f"{found.recipe}: loss around the weights, on a plane"
     figure = style.new_figure(5.4 * columns + 0.6, 4.5 * rows + 0.5, title)
     grid = figure.subplots(rows, columns, squeeze=False)
-    words = (("random direction 1", "random direction 2"), ("eigenvector 1", "eigenvector 2"))
-    for column in range(columns):
+    for column, words in enumerate(("random direction", "eigenvector")[:columns]):
         planes = [run.eigen_plane if column else run.random_plane for run in found.runs]
         norm, levels = _levels([p for p in planes if p is not None])
-        for row, (run, plane) in enumerate(zip(found.runs, planes, strict=True)):
-            axes = grid[row, column]
+        for axes, run, plane in zip(grid[:, column], found.runs, planes, strict=True):
             if plane is None:
                 axes.set_axis_off()
                 continue
             _contours(axes, plane, norm, levels)
-            axes.set(xlabel=words[column][0], ylabel=words[column][1])
+            axes.set(xlabel=f"{words} 1", ylabel=f"{words} 2")
             axes.set_title(label(run), fontsize=10, parse_math=False)
-    style.save_figure(figure, out)
+    return style.save_figure(figure, out)
 
 
 def _contours(axes: Axes, plane: Plane, norm: Normalize, levels: list[float]) -> None:
@@ -334,8 +328,7 @@ def _contours(axes: Axes, plane: Plane, norm: Normalize, levels: list[float]) ->
         for level, parts in zip(levels, lines.allsegs, strict=True)
         if any(len(part) and np.ptp(part, axis=0).max() > TOO_SMALL * width for part in parts)
     ]
-    texts = axes.clabel(lines, labelled, fontsize=8, fmt=lambda value: f"{value:.2g}")
-    for text in texts:
+    for text in axes.clabel(lines, labelled, fontsize=8, fmt=lambda value: f"{value:.2g}"):
         text.set_bbox({"facecolor": "black", "alpha": 0.45, "pad": 1.0, "linewidth": 0.0})
     axes.plot([0.0], [0.0], marker="+", color="#E69F00", markersize=12, markeredgewidth=2.2)
     axes.set_aspect("equal")
@@ -347,24 +340,12 @@ def _levels(planes: Sequence[Plane]) -> tuple[Normalize, list[float]]:
     known = found[np.isfinite(found)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     if low > 0.0 and high > WIDE * low:
-        levels = [_rounded(v) for v in np.geomspace(low, high, LEVELS)[1:-1]]
-        return LogNorm(low, high), sorted(set(levels))
+        # two digits: what a label shows is what the line is
+        levels = {float(f"{value:.1e}") for value in np.geomspace(low, high, LEVELS)[1:-1]}
+        return LogNorm(low, high), sorted(levels)
     if not high > low:
         high = low + max(abs(low), 1.0) * 1e-6
     return Normalize(low, high), list(map(float, np.linspace(low, high, LEVELS)[1:-1]))
-
-
-def _rounded(value: float) -> float:
-    """Two digits: what a label shows is what the line is."""
-    return float(f"{value:.1e}")
-
-
-def _loss_axis(axes: Axes, losses: Sequence[float]) -> None:
-    known = [loss for loss in losses if math.isfinite(loss)]
-    if known and min(known) > 0.0 and max(known) > WIDE * min(known):
-        style.log_values(axes, *style.margins(known))
-    else:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _finite(losses: Sequence[float]) -> NDArray[np.float64]:

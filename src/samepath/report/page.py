@@ -26,7 +26,7 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; font-size: 0.9rem; }
 th, td { text-align: left; padding: 0.25rem 1rem 0.25rem 0; border-bottom: 1px solid #ddd;
-         overflow-wrap: anywhere; vertical-align: top; }
+         overflow-wrap: anywhere; vertical-align: top; min-width: 4rem; }
 th { overflow-wrap: normal; }
 p { max-width: 46rem; } .note { font-size: 0.9rem; color: #555; }
 .wide { overflow-x: auto; } summary { cursor: pointer; }

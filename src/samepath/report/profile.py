@@ -8,7 +8,7 @@ length; if writing is interrupted nothing is left behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from samepath.console import count
 from samepath.insight.folder import write_finding
 from samepath.insight.profile.profile import Profile
 from samepath.insight.profile.timeline import (
     Interval,
-    Numbers,
     Timeline,
     TimelineEvent,
     lanes,
@@ -29,7 +29,7 @@ from samepath.insight.profile.timeline import (
 )
 from samepath.report import style
 from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
-from samepath.report.words import Rows, Tables, workers_named
+from samepath.report.words import Tables, facts_rows
 from samepath.report.words import milliseconds as ms
 from samepath.timing.measured import write_measured
 
@@ -53,13 +53,12 @@ def trace_name(engine: str) -> str:
 
 def write_profile(profile: Profile, folder: Path, *, recipe: str, command: Sequence[str]) -> Path:
     """Write everything."""
-    title = f"{Path(recipe).name} on {workers_named([profile.num_workers])}: step timeline"
+    title = f"{Path(recipe).name} on {count(profile.num_workers, 'worker')}: step timeline"
     with new_folder(folder):
-        about = {"recipe": recipe, "clock": profile.clock}
         for timeline in profile.timelines:
-            engine = timeline.engine
-            write_trace(folder / trace_name(engine), timeline, {**about, "engine": engine})
-        sections = [*_sections(profile, folder, title, command)]
+            about = {"recipe": recipe, "clock": profile.clock, "engine": timeline.engine}
+            write_trace(folder / trace_name(timeline.engine), timeline, about)
+        sections = [*_sections(profile, folder, title), command_section(command)]
         if profile.measured is not None:
             write_measured(folder, profile.measured)
         write_page(folder / "profile.html", title, sections)
@@ -82,46 +81,58 @@ def content_of(profile: Profile) -> dict[str, object]:
     }
 
 
-def _sections(
-    profile: Profile, folder: Path, title: str, command: Sequence[str]
-) -> Iterator[Section]:
+def _sections(profile: Profile, folder: Path, title: str) -> Iterator[Section]:
     yield Section(heading="In short", words=summary(profile))
     yield from table_sections(tables_in_short(profile))
     if len(profile.timelines) > 1:
-        picture = folder / "profile.png"
-        draw_timelines(f"{title} (a median step each)", profile.timelines, picture, num_steps=1)
+        above, out = f"{title} (a median step each)", folder / "profile.png"
+        picture = draw_timelines(above, profile.timelines, out, num_steps=1)
         yield Section(heading="One step of each, on one scale", picture=picture)
     for timeline in profile.timelines:
-        picture = folder / f"timeline-{timeline.engine}.png"
-        draw_timelines(title, [timeline], picture, num_steps=2)
-        words = f"All of its steps are in {trace_name(timeline.engine)}; {OPEN}."
-        yield Section(heading=f"Timeline: {timeline.engine}", words=words, picture=picture)
-    yield Section(heading="The profile", table=_facts(profile))
-    yield command_section(command)
+        out = folder / f"timeline-{timeline.engine}.png"
+        yield Section(
+            heading=f"Timeline: {timeline.engine}",
+            words=f"All of its steps are in {trace_name(timeline.engine)}; {OPEN}.",
+            picture=draw_timelines(title, [timeline], out, num_steps=2),
+        )
+    options, queue = profile.options, profile.queue
+    shaping = ("recipe", "data", "keep", "batch_size", "grain_size", "seed", "threads")
+    facts = {
+        **{name.replace("_", " "): getattr(options, name) for name in shaping},
+        "workers": profile.num_workers,
+        "steps timed, of each engine": profile.numbers[0].num_steps,
+        "clock": profile.clock,
+        "cores used by other processes": f"{profile.busy_cores:.1f}",
+    }
+    if any(each.engine == "queue" for each in profile.numbers):
+        facts["cycle"] = f"{1e3 * queue.cycle_seconds:g} ms"
+        facts["fusion buffer"] = f"{queue.fusion_bytes / (1 << 20):g} MiB"
+    yield Section(heading="The profile", table=facts_rows(facts))
 
 
 def tables_in_short(profile: Profile) -> Tables:
     """What the terminal and the page show: engines side by side."""
     first = profile.numbers[0]
-    table: Rows = [["", *(each.engine for each in profile.numbers)]]
-
-    def row(name: str, value: Callable[[Numbers], str]) -> None:
-        table.append([name, *map(value, profile.numbers)])
-
-    row("step (median)", lambda each: ms(each.step_seconds))
-    row("25-75% range", lambda each: f"{ms(each.step_low)} to {ms(each.step_high)}")
-    if len(profile.numbers) > 1:
-        row(f"step / {first.engine}'s", lambda n: f"{n.step_seconds / first.step_seconds:.2f}")
-    for phase in PHASES:
-        times = (ms(each.phase_seconds[phase]) for each in profile.numbers)
-        table.append([CALLED.get(phase, phase), *times])
-    row("communication", lambda each: ms(each.communication_seconds))
-    row("hidden", lambda n: "-" if n.hidden_share is None else f"{n.hidden_share:.0%}")
-    row("waiting on the slowest", lambda each: f"{each.slowest_share:.0%}")
-    row("waiting on reductions", lambda n: f"{n.waiting_share - n.slowest_share:.0%}")
-    row("buckets", lambda each: f"{each.num_reductions:.3g}")
-    row("sent (calculated)", lambda each: _bytes(each.bytes_sent))
-    return [(f"A step on {workers_named([profile.num_workers])}", table, NOTE)]
+    columns = []
+    for each in profile.numbers:
+        column = {
+            "": each.engine,
+            "step (median)": ms(each.step_seconds),
+            "25-75% range": f"{ms(each.step_low)} to {ms(each.step_high)}",
+            f"step / {first.engine}'s": f"{each.step_seconds / first.step_seconds:.2f}",
+            **{CALLED.get(phase, phase): ms(each.phase_seconds[phase]) for phase in PHASES},
+            "communication": ms(each.communication_seconds),
+            "hidden": "-" if each.hidden_share is None else f"{each.hidden_share:.0%}",
+            "waiting on the slowest": f"{each.slowest_share:.0%}",
+            "waiting on reductions": f"{each.waiting_share - each.slowest_share:.0%}",
+            "buckets": f"{each.num_reductions:.3g}",
+            "sent (calculated)": _bytes(each.bytes_sent),
+        }
+        if len(profile.numbers) == 1:
+            del column[f"step / {first.engine}'s"]
+        columns.append(column)
+    table = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    return [(f"A step on {count(profile.num_workers, 'worker')}", table, NOTE)]
 
 
 def summary(profile: Profile) -> str:
@@ -129,39 +140,19 @@ def summary(profile: Profile) -> str:
     first, *others = profile.numbers
     words = (
         f"A step takes {ms(first.step_seconds)} ms with {first.engine} on "
-        f"{workers_named([profile.num_workers])} (25-75% range {ms(first.step_low)} to "
+        f"{count(profile.num_workers, 'worker')} (25-75% range {ms(first.step_low)} to "
         f"{ms(first.step_high)} ms)"
     )
     for other in others:
         words += f", {other.step_seconds / first.step_seconds:.2f} times that with {other.engine}"
-    talking = [each for each in profile.numbers if each.hidden_share is not None]
-    said = " ".join(map(_communication, talking)) or "A single worker has nothing to communicate."
-    return f"{words}. {said}"
-
-
-def _communication(each: Numbers) -> str:
-    return (
+    said = [
         f"{each.engine}: {each.hidden_share:.0%} of the communication is hidden behind computing, "
         f"{each.waiting_share:.0%} of the time is waiting, {each.slowest_share:.0%} on "
         "the slowest worker."
-    )
-
-
-def _facts(profile: Profile) -> Rows:
-    options = profile.options
-    rows = [["", ""]]
-    for name in ("recipe", "data", "keep", "batch_size", "grain_size", "seed", "threads"):
-        value = getattr(options, name)
-        if value is not None:
-            rows.append([name.replace("_", " "), str(value)])
-    rows.append(["workers", str(profile.num_workers)])
-    rows.append(["steps timed, of each engine", str(profile.numbers[0].num_steps)])
-    rows.append(["clock", profile.clock])
-    rows.append(["cores used by other processes", f"{profile.busy_cores:.1f}"])
-    if any(each.engine == "queue" for each in profile.numbers):
-        rows.append(["cycle", f"{1e3 * profile.queue.cycle_seconds:g} ms"])
-        rows.append(["fusion buffer", f"{profile.queue.fusion_bytes / (1 << 20):g} MiB"])
-    return rows
+        for each in profile.numbers
+        if each.hidden_share is not None
+    ]
+    return f"{words}. {' '.join(said) or 'A single worker has nothing to communicate.'}"
 
 
 def _bytes(number: float) -> str:
@@ -197,7 +188,7 @@ MOST_LANES = 3
 _ROW, _LANE, _GAP = 1.0, 0.42, 0.35
 
 
-def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_steps: int) -> None:
+def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_steps: int) -> Path:
     """One under the other, each from the beginning of its median step, or so many from there."""
     shown = [_window(timeline, num_steps) for timeline in timelines]
     heights = [_height(t, events) for t, events in zip(timelines, shown, strict=True)]
@@ -219,39 +210,34 @@ def draw_timelines(title: str, timelines: Sequence[Timeline], out: Path, *, num_
         for phase, colour in COLOURS.items()
         if phase in seen
     ]
-    style.finish(figure, handles, out)
+    return style.finish(figure, handles, out)
 
 
 def _window(timeline: Timeline, num_steps: int) -> list[TimelineEvent]:
     """The events of the step of median length and of those that follow it at once."""
+    steps = {step: timeline.of("step", step=step) for step in timeline.steps}
     spans = {
-        step: max(e.end for e in timeline.of("step", step=step))
-        - max(e.begin for e in timeline.of("step", step=step))
-        for step in timeline.steps
+        step: max(e.end for e in events) - max(e.begin for e in events)
+        for step, events in steps.items()
     }
     middle = sorted(spans, key=lambda step: (spans[step], step))[(len(spans) - 1) // 2]
     wanted = [middle]
     for step in timeline.steps[timeline.steps.index(middle) + 1 :][: num_steps - 1]:
-        gap = timeline.of("step", step=step)[0].begin - timeline.of("step", step=wanted[-1])[0].end
-        if gap > spans[middle]:
+        if steps[step][0].begin - steps[wanted[-1]][0].end > spans[middle]:
             break  # other engines ran in between
         wanted.append(step)
-    return [
-        event for event in timeline.events if event.step in wanted and event.worker < MOST_WORKERS
-    ]
+    return [e for e in timeline.events if e.step in wanted and e.worker < MOST_WORKERS]
 
 
-def _num_lanes(events: Sequence[TimelineEvent], worker: int) -> int:
-    return min(len(lanes(_beside(events, worker))), MOST_LANES)
-
-
-def _beside(events: Sequence[TimelineEvent], worker: int) -> list[TimelineEvent]:
-    return [e for e in events if e.worker == worker and e.phase in ("reduction", "negotiation")]
+def _lanes(events: Sequence[TimelineEvent], worker: int) -> list[list[TimelineEvent]]:
+    """Buckets under way, which are drawn below a worker's row, in rows without overlap."""
+    beside = ("reduction", "negotiation")
+    return lanes([e for e in events if e.worker == worker and e.phase in beside])[:MOST_LANES]
 
 
 def _height(timeline: Timeline, events: Sequence[TimelineEvent]) -> float:
     workers = range(min(timeline.num_workers, MOST_WORKERS))
-    return sum(_ROW + _GAP + _LANE * _num_lanes(events, worker) for worker in workers)
+    return sum(_ROW + _GAP + _LANE * len(_lanes(events, worker)) for worker in workers)
 
 
 def _draw_rows(
@@ -271,7 +257,7 @@ def _draw_rows(
             seen |= {phase} if intervals else set()
         ticks.append(top + _ROW / 2)
         below = top + _ROW
-        for lane in lanes(_beside(events, worker))[:MOST_LANES]:
+        for lane in _lanes(events, worker):
             for event in lane:
                 _bars(axes, [(event.begin, event.end)], start, below, _LANE, event.phase)
                 seen.add(event.phase)
@@ -292,12 +278,7 @@ def _draw_rows(
 
 
 def _bars(
-    axes: Axes,
-    intervals: Sequence[Interval],
-    start: float,
-    top: float,
-    height: float,
-    phase: str,
+    axes: Axes, intervals: Sequence[Interval], start: float, top: float, height: float, phase: str
 ) -> None:
     axes.broken_barh(
         [(1e3 * (begin - start), 1e3 * (end - begin)) for begin, end in intervals],

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.artist import Artist
 from matplotlib.ticker import MaxNLocator
 
 from samepath.engine.state.metrics_log import TrainingClock
@@ -25,7 +25,7 @@ from samepath.errors import UserError
 from samepath.insight.folder import Kind, kind_of, read_finding
 from samepath.report import style
 from samepath.report.page import Section, write_page
-from samepath.report.words import Rows, noise_meaning, noise_words, time_unit
+from samepath.report.words import Rows, facts_rows, noise_meaning, noise_words, time_unit
 
 
 def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -> Path:
@@ -37,88 +37,82 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
     folder = out or path / "show"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a folder")
+    recipe, batch_size = run.config["recipe"], run.config["batch_size"]
     sections = [Section(heading="The run", table=_facts(run))]
     if run.losses_by_epoch():
-        picture = folder / "losses.png"
         runs = (path, *others)
         told_by_name = len({each.name for each in runs}) == len(runs)
         labels = {each.name if told_by_name else str(each): each for each in runs}
-        draw_losses(labels, picture, title=f"{run.config['recipe']}: loss")
+        picture = draw_losses(labels, folder / "losses.png", title=f"{recipe}: loss")
         sections.append(Section(heading="Loss", picture=picture))
-    sections += _noise_sections(run, folder)
+    metrics = run.folder.read_metrics()
+    noise = noise_lines(metrics)
+    if len(noise) > 1:  # else there is no line to draw
+        title = f"{recipe}: gradient noise scale"
+        picture = draw_noise(metrics, batch_size, folder / "noise.png", title)
+        words = noise_meaning(noise[-1]["noise_scale"], batch_size)
+        sections.append(Section(heading="Gradient noise scale", words=words, picture=picture))
     if draws:
         assert run.recipe.show is not None
         sections += run.recipe.show(run, folder)
-    sections += finding_sections(path, run.config["recipe"])
-    page = folder / "index.html"
-    write_page(page, f"{path.name}: {run.config['recipe']}", sections)
-    return page
-
-
-def _noise_sections(run: ReopenedRun, folder: Path) -> list[Section]:
-    metrics = run.folder.read_metrics()
-    lines = noise_lines(metrics)
-    if len(lines) < 2:  # no line to draw
-        return []
-    picture, batch_size = folder / "noise.png", run.config["batch_size"]
-    draw_noise(metrics, batch_size, picture, f"{run.config['recipe']}: gradient noise scale")
-    words = noise_meaning(lines[-1]["noise_scale"], batch_size)
-    return [Section(heading="Gradient noise scale", words=words, picture=picture)]
+    sections += finding_sections(path, recipe)
+    write_page(folder / "index.html", f"{path.name}: {recipe}", sections)
+    return folder / "index.html"
 
 
 def _facts(run: ReopenedRun) -> Rows:
-    config, result = run.config, run.record["result"] or {}
-    rows = [["", ""], ["status", run.record["status"]]]
-    for name in ("steps", "epochs", "train_loss", "valid_loss", "num_workers", "digest"):
-        if result.get(name) is not None:
-            value = result[name]
-            rows.append([name, f"{value:.6g}" if isinstance(value, float) else str(value)])
-    if result.get("noise_scale") is not None:
-        words = (result[f"noise_{name}"] for name in ("scale", "low", "high"))
-        rows.append(["noise scale", noise_words(*words)])
-    for name in ("recipe", "data", "batch_size", "grain_size", "seed", "threads"):
-        if config.get(name) is not None:
-            rows.append([name, str(config[name])])
-    rows.append(["command", " ".join(run.record["starts"][-1]["command"])])
-    rows.append(["torch", run.record["starts"][-1]["versions"]["torch"]])
-    return rows
+    start, result = run.record["starts"][-1], run.record["result"] or {}
+    ended = ("steps", "epochs", "train_loss", "valid_loss", "num_workers", "digest")
+    values = {name: result.get(name) for name in ended}
+    noise: list[Any] = [result.get(f"noise_{name}") for name in ("scale", "low", "high")]
+    asked = ("recipe", "data", "batch_size", "grain_size", "seed", "threads")
+    return facts_rows(
+        {
+            "status": run.record["status"],
+            **{n: f"{v:.6g}" if isinstance(v, float) else v for n, v in values.items()},
+            "noise scale": None if noise[0] is None else noise_words(*noise),
+            **{name: run.config.get(name) for name in asked},
+            "command": " ".join(start["command"]),
+            "torch": start["versions"]["torch"],
+        }
+    )
 
 
 # --------------------------------------------------------------------------------------- figures
 
 
-def draw_loss_curves(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
+def draw_loss_curves(runs: Mapping[str, Path], out: Path, *, title: str) -> Path:
     """Training loss by step, and validation loss at the end of each epoch, of up to four runs.
 
     Curves that lie on each other are drawn one inside the other, wide and pale below, narrow and
     dark on top, so that each can be seen.
     """
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = style.new_figure(9.6, 4.5, title)
     axes = figure.add_subplot()
+    handles = []
     looks = ((9.0, "#9ecae1"), (6.0, "#08519c"), (3.2, "#fec44f"), (1.0, "#000000"))
     for (label, folder), (width, colour) in zip(runs.items(), looks, strict=False):
         lines = RunFolder(folder).read_metrics()
         train = [(line["step"], line["train_loss"]) for line in lines if "train_loss" in line]
         valid = [(line["step"], line["valid_loss"]) for line in lines if "valid_loss" in line]
-        axes.plot(*zip(*train, strict=True), color=colour, linewidth=width, label=label)
+        axes.plot(*zip(*train, strict=True), color=colour, linewidth=width)
         how: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.6, "zorder": 3}
         for step, loss in valid:
             axes.plot([step], [loss], "o", color=colour, markersize=1.5 * width + 2, **how)
-    axes.plot([], [], "o", color="white", markeredgecolor="black", label="validation")
-    axes.set(xlabel="step", ylabel="loss", yscale="log", title=title)
-    axes.legend(frameon=False)
-    _grid(axes)
-    style.save_figure(figure, out)
+        handles.append(style.key(label, color=colour, linewidth=width))
+    handles.append(style.point_key("validation", color="white", markeredgecolor="black"))
+    axes.set(xlabel="step", ylabel="loss", yscale="log")
+    style.tidy(axes)
+    return style.finish(figure, handles, out)
 
 
-def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
+def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> Path:
     """Training and validation loss by epoch, and validation loss by time, of runs by label.
 
     Runs on the same path lie on each other at the left, wide and pale below, narrow and dark on
     top, and apart at the right if they took different times.
     """
-    figure = Figure(figsize=(10.0, 4.6))
-    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
+    figure = style.new_figure(10.0, 4.6, title)
     by_epoch, by_time = figure.subplots(1, 2, sharey=True)
     found = {label: _epochs_of(folder) for label, folder in runs.items()}
     longest = max((line["time"] for lines in found.values() for line in lines), default=0.0)
@@ -129,11 +123,11 @@ def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
     for (label, lines), width, shade in zip(found.items(), widths, shades, strict=True):
         for name, key, hue in kinds:
             there = [line for line in lines if line.get(key) is not None]
-            epochs = [line["epoch"] + 1 for line in there]
             losses = [float(line[key]) for line in there]
-            marker = "o" if len(there) <= 30 else ""
-            how: dict[str, Any] = {"color": colormaps[hue](shade), "marker": marker}
-            words = f"{name}, {style.clip(label, 60)}"
+            how: dict[str, Any] = {"color": colormaps[hue](shade)}
+            how["marker"] = "o" if len(there) <= 30 else ""
+            epochs = [line["epoch"] + 1 for line in there]
+            words = f"{name}, {label}"
             by_epoch.plot(epochs, losses, label=words, lw=width, ms=width + 3.0, **how)
             if key == "valid_loss":
                 times, third = [line["time"] / seconds for line in there], width / 3.0
@@ -142,14 +136,8 @@ def draw_losses(runs: Mapping[str, Path], out: Path, *, title: str) -> None:
     by_time.set(xlabel=unit, title="validation, by time")
     by_epoch.xaxis.get_major_locator().set_params(integer=True)
     for axes in (by_epoch, by_time):
-        _grid(axes)
-    figure.suptitle(title, fontsize=style.title_size(title), weight="bold", parse_math=False)
-    fitting = 110 // (max(map(len, runs)) + len("validation, and a line"))
-    fitting = max(1, min(len(runs), fitting))
-    legend = figure.legend(loc="outside lower center", ncols=fitting, frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    style.save_figure(figure, out)
+        style.tidy(axes)
+    return style.finish(figure, by_epoch.get_lines(), out)
 
 
 def _epochs_of(folder: Path) -> list[dict[str, Any]]:
@@ -164,10 +152,10 @@ def noise_lines(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in metrics if line.get("noise_scale") is not None]
 
 
-def draw_noise(metrics: Sequence[dict[str, Any]], batch_size: int, out: Path, title: str) -> None:
+def draw_noise(metrics: Sequence[dict[str, Any]], batch_size: int, out: Path, title: str) -> Path:
     """The noise scale by step with its interval, and the batch size to hold it against."""
     lines = noise_lines(metrics)
-    figure = Figure(figsize=(8.0, 3.8), layout="constrained")
+    figure = style.new_figure(8.6, 3.8, title)
     axes = figure.add_subplot()
     scales = [line["noise_scale"] for line in lines]
     top = 4.0 * max(*scales, batch_size)
@@ -176,21 +164,16 @@ def draw_noise(metrics: Sequence[dict[str, Any]], batch_size: int, out: Path, ti
     high = [top if line["noise_high"] is None else min(line["noise_high"], top) for line in known]
     steps = [line["step"] for line in known]
     how: dict[str, Any] = {"color": "#9ecae1", "alpha": 0.6, "linewidth": 0.0}
-    axes.fill_between(steps, low, high, label="95% interval", **how)
-    axes.plot([line["step"] for line in lines], scales, color="#08519c", label="noise scale")
-    axes.axhline(batch_size, color="#d95f02", linestyle="--", label=f"batch size {batch_size}")
+    handles: list[Artist] = [axes.fill_between(steps, low, high, label="95% interval", **how)]
+    steps = [line["step"] for line in lines]
+    handles += axes.plot(steps, scales, color="#08519c", label="noise scale")
+    words = f"batch size {batch_size}"
+    handles.append(axes.axhline(batch_size, color="#d95f02", linestyle="--", label=words))
     axes.set(xlabel="step", ylabel="examples", yscale="log")
     axes.set_ylim(top=top)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(style.clip(title, 80), parse_math=False)
-    _grid(axes)
-    axes.legend(frameon=False, ncols=3, loc="upper left")
-    style.save_figure(figure, out)
-
-
-def _grid(axes: Axes) -> None:
-    axes.grid(alpha=0.3, which="both")
-    axes.spines[["top", "right"]].set_visible(False)
+    style.tidy(axes)
+    return style.finish(figure, handles, out)
 
 
 # -------------------------------------------------------------------------------------- findings
@@ -215,27 +198,26 @@ def finding_sections(run: Path, recipe: str) -> list[Section]:
         if is_newer and _is_about(content, run, recipe):
             newest[kind] = folder, content
     for kind, (folder, content) in newest.items():
-        command = " ".join(map(str, content["command"]))
-        sections.append(
-            Section(
-                heading=kind.capitalize(),
-                words=str(content.get("verdict") or content.get("summary", "")),
-                note=f"{folder}: {command}",
-            )
-        )
+        name = kind.capitalize()
+        words = str(content.get("verdict") or content.get("summary", ""))
+        note = f"{folder}: {' '.join(map(str, content['command']))}"
+        sections.append(Section(heading=name, words=words, note=note))
         for picture in sorted(folder.glob("*.png")):
-            heading = f"{kind.capitalize()}: {picture.stem.replace('_', ' ')}"
+            heading = f"{name}: {picture.stem.replace('_', ' ')}"
             sections.append(Section(heading=heading, picture=picture))
     return sections
 
 
 def _finding_folders(run: Path) -> Iterator[tuple[Path, Kind]]:
+    """Folders with a finding; a place that is not there, or cannot be read, has none."""
     places = {run.resolve(), run.resolve().parent.parent / "insight", Path("insight").resolve()}
+    folders: list[Path] = []
     for place in sorted(places):
-        for folder in _inside(place):
-            kind = kind_of(folder)
-            if kind is not None:
-                yield folder, kind
+        with suppress(OSError):
+            folders += sorted(place.iterdir())
+    for folder in folders:
+        if (kind := kind_of(folder)) is not None:
+            yield folder, kind
 
 
 def _is_about(content: dict[str, Any], run: Path, recipe: str) -> bool:
@@ -243,11 +225,3 @@ def _is_about(content: dict[str, Any], run: Path, recipe: str) -> bool:
         return bool(content["recipe"] == recipe)
     here = os.path.realpath(run)
     return any(os.path.realpath(each["path"]) == here for each in content["runs"])
-
-
-def _inside(place: Path) -> list[Path]:
-    """What a folder holds; nothing where there is none, or where it cannot be read."""
-    try:
-        return sorted(place.iterdir())
-    except OSError:
-        return []

@@ -17,16 +17,17 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from samepath.console import count
 from samepath.insight.folder import write_finding
 from samepath.insight.simulate import SimulatedCurve, Simulation, verdict
 from samepath.report import style
 from samepath.report.page import Section, table_sections, write_page
-from samepath.report.words import Rows, link_words, milliseconds, plural, workers_named
+from samepath.report.words import Rows, link_words, rows_of
+from samepath.report.words import milliseconds as ms
 from samepath.timing.measured import write_measured
 from samepath.timing.model import Simulated
 
 PAGE, PICTURE = "simulation.html", "simulated_scaling.png"
-HEAD = ["workers", "ms", "5-95% range", "ex/s", "speed-up", "eff.", "link", "hidden", "waits"]
 NOTE = (
     "All modelled. ms: mean time of a step, and the 5-95% range of steps. ex/s: examples per "
     "second. link: ms of a step in which the link is busy. hidden: the share of that behind "
@@ -48,9 +49,19 @@ def write_simulation(
 ) -> dict[str, Any]:
     """Write all files; what simulation.json says."""
     write_measured(folder, simulation.measured)
-    title, picture = title_of(simulation), folder / PICTURE
+    workload = simulation.workload
+    each = " for each worker" if simulation.scaling == "weak" else ""
+    title = f"{workload.name}, batch {workload.batch_size}{each}: simulated"
     curves = {curve.name: curve.points for curve in simulation.curves}
-    draw_simulated_scaling(title, curves, measured_points(simulation), picture)
+    measured = [
+        MeasuredPoint(
+            workers=workers,
+            efficiency=simulation.measured_steps[1] / seconds / workers,
+            examples_per_second=workload.batch_size / seconds,
+        )
+        for workers, seconds in simulation.measured_steps.items()
+    ]
+    picture = draw_simulated_scaling(title, curves, measured, folder / PICTURE)
     tables = [(f"{c.name} (modelled)", curve_table(c), NOTE) for c in simulation.curves]
     sections = [
         Section(heading="Simulated", words=verdict(simulation), picture=picture),
@@ -62,13 +73,6 @@ def write_simulation(
     recipe, content = simulation.measured.recipe, as_content(simulation)
     write_finding(folder, "simulation", recipe=recipe, command=command, content=content)
     return content
-
-
-def title_of(simulation: Simulation) -> str:
-    """What was simulated."""
-    workload = simulation.workload
-    each = " for each worker" if simulation.scaling == "weak" else ""
-    return f"{workload.name}, batch {workload.batch_size}{each}: simulated"
 
 
 def as_content(simulation: Simulation) -> dict[str, Any]:
@@ -84,12 +88,8 @@ def as_content(simulation: Simulation) -> dict[str, Any]:
         "trials": simulation.trials,
         "measured_step_seconds": {str(n): s for n, s in simulation.measured_steps.items()},
         "curves": [
-            {
-                "policy": curve.policy,
-                "network": curve.network,
-                "points": [asdict(point) for point in curve.points],
-            }
-            for curve in simulation.curves
+            {"policy": c.policy, "network": c.network, "points": [asdict(p) for p in c.points]}
+            for c in simulation.curves
         ],
         "figures": [PICTURE],
     }
@@ -97,41 +97,42 @@ def as_content(simulation: Simulation) -> dict[str, Any]:
 
 def curve_table(curve: SimulatedCurve) -> Rows:
     """A row for each number of workers."""
-    return [HEAD, *map(_row, curve.points)]
-
-
-def _row(point: Simulated) -> list[str]:
-    return [
-        str(point.workers),
-        milliseconds(point.step_seconds),
-        f"{milliseconds(point.low_seconds)}-{milliseconds(point.high_seconds)}",
-        f"{point.examples_per_second:,.0f}",
-        f"{point.speedup:.2f}",
-        f"{point.efficiency:.1%}",
-        milliseconds(point.reduction_seconds),
-        "-" if point.hidden is None else f"{point.hidden:.0%}",
-        f"{point.waiting:.0%}",
-    ]
+    return rows_of(
+        [
+            {
+                "workers": str(point.workers),
+                "ms": ms(point.step_seconds),
+                "5-95% range": f"{ms(point.low_seconds)}-{ms(point.high_seconds)}",
+                "ex/s": f"{point.examples_per_second:,.0f}",
+                "speed-up": f"{point.speedup:.2f}",
+                "eff.": f"{point.efficiency:.1%}",
+                "link": ms(point.reduction_seconds),
+                "hidden": "-" if point.hidden is None else f"{point.hidden:.0%}",
+                "waits": f"{point.waiting:.0%}",
+            }
+            for point in curve.points
+        ]
+    )
 
 
 def measured_table(simulation: Simulation) -> Rows:
     """The measurements that the simulation rests on."""
-    measured, ms = simulation.measured, milliseconds
+    measured = simulation.measured
     rows = [
         ["what", "measured"],
-        ["machine", f"{measured.machine}, {plural(measured.threads, 'thread')} per worker"],
+        ["machine", f"{measured.machine}, {count(measured.threads, 'thread')} per worker"],
         ["cores used by other processes", f"{measured.busy_cores:.2f}"],
     ]
     for size, times in measured.grain_times.items():
         middle = ms(simulation.workload.grain_seconds[int(size)])
         spread = f"(median of {len(times)}, {ms(min(times))} to {ms(max(times))})"
-        rows.append([f"grain of {plural(int(size), 'example')}", f"{middle} ms {spread}"])
+        rows.append([f"grain of {count(int(size), 'example')}", f"{middle} ms {spread}"])
     rows.append(["fixed cost per step", f"{ms(measured.update_seconds)} ms"])
     for workers, factor in measured.crowding.items():
-        others = plural(int(workers) - 1, "other worker")
+        others = count(int(workers) - 1, "other worker")
         rows.append([f"grain beside {others}", f"{factor:.3f} x its time alone"])
     for workers, step in measured.step_seconds.items():
-        rows.append([f"step with {workers_named([int(workers)])}", f"{ms(step)} ms"])
+        rows.append([f"step with {count(int(workers), 'worker')}", f"{ms(step)} ms"])
     gradients = f"{len(measured.tensor_bytes)}, {sum(measured.tensor_bytes):,} bytes"
     return [
         *rows,
@@ -153,25 +154,12 @@ class MeasuredPoint:
     examples_per_second: float
 
 
-def measured_points(simulation: Simulation) -> list[MeasuredPoint]:
-    """Steps that were really run, as the figure shows them."""
-    steps = simulation.measured_steps
-    return [
-        MeasuredPoint(
-            workers=workers,
-            efficiency=steps[1] / seconds / workers,
-            examples_per_second=simulation.workload.batch_size / seconds,
-        )
-        for workers, seconds in steps.items()
-    ]
-
-
 def draw_simulated_scaling(
     title: str,
     curves: Mapping[str, Sequence[Simulated]],
     measured: Sequence[MeasuredPoint],
     out: Path,
-) -> None:
+) -> Path:
     """Efficiency and throughput to thousands of workers.
 
     `curves` by what they are called, such as "samepath, 10GbE"; `measured`: with real workers.
@@ -206,7 +194,7 @@ def draw_simulated_scaling(
         handles.append(style.point_key("measured here", color="black"))
     handles.append(Patch(facecolor=style.GREY, alpha=0.2, label="5-95% range (modelled)"))
     handles.append(style.key("ideal", **style.GUIDE))
-    style.finish(figure, handles, out)
+    return style.finish(figure, handles, out)
 
 
 def _percent(point: Simulated | MeasuredPoint) -> float:
@@ -229,6 +217,4 @@ def _draw_curve(
     low = [value(point) * point.step_seconds / point.high_seconds for point in points]
     high = [value(point) * point.step_seconds / point.low_seconds for point in points]
     axes.fill_between(counts, low, high, color=look.colour, alpha=0.15, linewidth=0.0)
-    axes.plot(counts, list(map(value, points)), color=look.colour, linewidth=1.6)
-    for point in points:
-        style.draw_point(axes, point.workers, value(point), look, hollow=True)
+    style.draw_curve(axes, counts, list(map(value, points)), look, [True] * len(points), lw=1.6)

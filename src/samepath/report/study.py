@@ -13,32 +13,31 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from samepath.console import count
 from samepath.files import finite, write_atomically
-from samepath.report.page import Section, table_sections, write_page
-from samepath.report.study_figures import (
-    draw_efficiency,
-    draw_generalisation_gap,
-    draw_metric_by_batch,
-    draw_pareto,
-    draw_preferred_batch,
-    draw_time_to_target,
+from samepath.report import study_figures as figures
+from samepath.report.page import Section, write_page
+from samepath.report.study_verdict import (
+    grid_runs,
+    grid_verdict,
+    metric_better,
+    metric_text,
+    verdict,
 )
-from samepath.report.study_losses import draw_losses_of
-from samepath.report.study_verdict import grid_verdict, metric_better, metric_text, verdict
 from samepath.report.words import (
     ENDED,
     MODELLED,
     Rows,
     Tables,
-    base_name,
     duration,
     duration_interval,
     endings,
+    facts_rows,
     link_words,
     listed,
     number,
@@ -109,34 +108,29 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
     if study.rate.tried:
         words = "Short runs with one worker; the study uses the largest rate that converges."
         yield Section(heading="Learning rates tried", words=words, table=rates_table(study))
-    picture = folder / "time_to_target.png"
-    draw_time_to_target(study, picture)
-    words = "Overlapping points are shifted sideways."
-    yield Section(heading="Time to target", words=words, picture=picture)
-    tables = [
-        (f"Time to target in numbers{part}", time_table(study, names), "")
-        for part, names in _parts(study.strategies)
-    ]
-    yield from _noted(tables, TIME_NOTE)
-    picture = folder / "efficiency.png"
-    draw_efficiency(study, picture)
-    yield Section(heading="Efficiency", picture=picture)
-    strong, others = strong_of(study), others_of(study)
-    called = "Efficiency of the other strategies" if strong else "Efficiency in numbers"
-    groups = [("Efficiency of strong scaling", strong)] if strong else []
-    groups += [(f"{called}{part}", list(names)) for part, names in _parts(others)]
-    tables = [(heading, efficiency_table(study, names), "") for heading, names in groups]
-    yield from _noted(tables, EFFICIENCY_NOTE)
+    yield Section(
+        heading="Time to target",
+        words="Overlapping points are shifted sideways.",
+        table=time_table(study),
+        note=TIME_NOTE,
+        picture=figures.draw_time_to_target(study, folder / "time_to_target.png"),
+    )
+    yield Section(
+        heading="Efficiency",
+        table=efficiency_table(study, study.strategies),
+        note=EFFICIENCY_NOTE,
+        picture=figures.draw_efficiency(study, folder / "efficiency.png"),
+    )
     for name in study.strategies:
         if any(run.curve for run in study.runs if run.strategy == name):
-            picture = folder / loss_picture(study, name)
-            draw_losses_of(study, name, picture)
+            picture = figures.draw_losses_of(study, name, folder / loss_picture(study, name))
             yield Section(heading=f"Loss: {name}", picture=picture)
     yield _gap_section(study, folder)
-    picture = folder / "pareto.png"
-    draw_pareto(study, picture)
-    words = "Further left costs less compute, further down takes less time; the front is best."
-    yield Section(heading="Time against compute", words=words, picture=picture)
+    yield Section(
+        heading="Time against compute",
+        words="Further left costs less compute, further down takes less time; the front is best.",
+        picture=figures.draw_pareto(study, folder / "pareto.png"),
+    )
     if study.predictions:
         words = (
             "Efficiency with real workers here, and what the model of a step says of the same "
@@ -150,33 +144,20 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
 
 def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
     yield Section(heading="The study", table=grid_facts_table(study))
-    note = f"At the end of each run; {metric_better(study)} is better. Median (lowest to highest)."
-    heading = f"{study.metric.capitalize()} by batch size"
-    picture = folder / "accuracy_by_batch.png"
-    draw_metric_by_batch(study, picture)
-    yield Section(heading=heading, table=grid_table(study), note=note, picture=picture)
-    picture = folder / "preferred_batch.png"
-    draw_preferred_batch(study, picture)
+    yield Section(
+        heading=f"{study.metric.capitalize()} by batch size",
+        table=grid_table(study),
+        note=f"At the end of each run; {metric_better(study)} is better.{_SPREAD}",
+        picture=figures.draw_metric_by_batch(study, folder / "accuracy_by_batch.png"),
+    )
+    picture = figures.draw_preferred_batch(study, folder / "preferred_batch.png")
     yield Section(heading="Preferred batch size", picture=picture)
     yield _gap_section(study, folder)
 
 
 def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
-    picture = folder / "generalisation_gap.png"
-    draw_generalisation_gap(study, picture)
+    picture = figures.draw_generalisation_gap(study, folder / "generalisation_gap.png")
     return Section(heading="Generalisation gap", picture=picture)
-
-
-def _noted(tables: Tables, note: str) -> list[Section]:
-    """Tables that share a note, which is printed once, below the last."""
-    return table_sections([*tables[:-1], *((*table[:2], note) for table in tables[-1:])])
-
-
-def _parts(names: Sequence[str], columns: int = 5) -> Iterator[tuple[str, Sequence[str]]]:
-    """Names in pieces that fit a page's width, and how to call each piece."""
-    pieces = [names[i : i + columns] for i in range(0, len(names), columns)]
-    for place, piece in enumerate(pieces, 1):
-        yield f" ({place} of {len(pieces)})" if len(pieces) > 1 else "", piece
 
 
 # ---------------------------------------------------------------------------------------- tables
@@ -190,22 +171,10 @@ EFFICIENCY_NOTE = (
     + _SPREAD
 )
 
-_TARGET_HOW = {"given": "given", "recipe": "the recipe's"}
-_RATE_HOW = {
+_HOW = {
     "recipe": "the recipe's",
-    "given": "given",
     "largest": "the largest with which one worker converges (range test)",
 }
-
-
-def strong_of(study: Study) -> list[str]:
-    """The strategies of the paper's Table I."""
-    return [name for name in study.strategies if base_name(name) == "strong"]
-
-
-def others_of(study: Study) -> list[str]:
-    """The strategies of the paper's Table II."""
-    return [name for name in study.strategies if base_name(name) != "strong"]
 
 
 def efficiency_table(study: Study, strategies: Sequence[str]) -> Rows:
@@ -219,7 +188,7 @@ def efficiency_table(study: Study, strategies: Sequence[str]) -> Rows:
     return _by_workers(study, strategies, text)
 
 
-def time_table(study: Study, strategies: Sequence[str] | None = None) -> Rows:
+def time_table(study: Study) -> Rows:
     """Time to target by workers and strategy, or why there is none."""
 
     def text(cell: Cell) -> str:
@@ -227,7 +196,7 @@ def time_table(study: Study, strategies: Sequence[str] | None = None) -> Rows:
             return endings(cell.ended)
         return _marked(duration_interval(cell.seconds), cell)
 
-    return _by_workers(study, study.strategies if strategies is None else strategies, text)
+    return _by_workers(study, study.strategies, text)
 
 
 def predictions_table(study: Study) -> Rows:
@@ -279,59 +248,62 @@ def runs_table(study: Study) -> Rows:
 def facts_table(study: Study) -> Rows:
     """What was raced, to what, over what."""
     target, rate, clock = study.target, study.rate, study.clock
+    target_how = _HOW.get(target.how, target.how)
     if target.how == "auto" and target.fraction is not None:
         share = f"{100.0 * target.fraction:g} % of the sequential run's epochs"
         target_how = f"the validation loss after {share}"
-    else:
-        target_how = _TARGET_HOW.get(target.how, target.how)
-    threads = "1 thread" if clock.threads == 1 else f"{clock.threads} threads"
     fixed = " (fixed: the model normalises over a grain)" if clock.grain_fixed else ""
     link = f"{clock.network.name} ({clock.network.how}): {link_words(clock.network)}"
-    return [
-        ["", ""],
-        *data_facts(study),
-        ["batch of one worker", f"{study.batch_size}, in grains of {study.grain_size}{fixed}"],
-        ["optimizer", study.optimizer],
-        ["strategies", listed(study.strategies) if study.strategies else "none"],
-        ["workers", ", ".join(map(str, study.workers))],
-        ["seeds", ", ".join(map(str, study.seeds))],
-        ["target", f"validation loss {number(target.loss, 6)}: {target_how}"],
-        ["best sequential loss", _loss(target.sequential_best)],
-        ["epoch limit", str(study.max_epochs)],
-        ["learning rate", f"{number(rate.value)}: {_RATE_HOW.get(rate.how, rate.how)}"],
-        ["network", link],
-        ["gradients", f"{clock.gradient_bytes / 1e6:.4g} MB a step"],
-        ["fixed cost per step", step_time(clock.serial_seconds)],
-        ["machine", f"{clock.machine}; {threads} per worker"],
-        ["cores used by other processes", f"{clock.busy_cores:.1f} at most"],
-        *origin_facts(study),
-    ]
+    facts = {
+        "batch of one worker": f"{study.batch_size}, in grains of {study.grain_size}{fixed}",
+        "strategies": listed(study.strategies) if study.strategies else "none",
+        "workers": ", ".join(map(str, study.workers)),
+        "seeds": ", ".join(map(str, study.seeds)),
+        "target": f"validation loss {number(target.loss, 6)}: {target_how}",
+        "best sequential loss": _loss(target.sequential_best),
+        "epoch limit": str(study.max_epochs),
+        "learning rate": f"{number(rate.value)}: {_HOW.get(rate.how, rate.how)}",
+        "network": link,
+        "gradients": f"{clock.gradient_bytes / 1e6:.4g} MB a step",
+        "fixed cost per step": step_time(clock.serial_seconds),
+        "machine": f"{clock.machine}; {count(clock.threads, 'thread')} per worker",
+        "cores used by other processes": f"{clock.busy_cores:.1f} at most",
+    }
+    return with_origin(study, facts)
 
 
 def grid_facts_table(study: GridStudy) -> Rows:
-    return [
-        ["", ""],
-        *data_facts(study),
-        ["optimizer", study.optimizer],
-        ["batch sizes", ", ".join(map(str, study.batch_sizes))],
-        ["learning rates", ", ".join(map(number, study.learning_rates))],
-        ["seeds", ", ".join(map(str, study.seeds))],
-        ["grain", str(study.grain_size)],
-        ["epochs", str(study.epochs)],
-        ["judged by", f"{study.metric}, {metric_better(study)} is better"],
-        *origin_facts(study),
-    ]
+    facts = {
+        "batch sizes": ", ".join(map(str, study.batch_sizes)),
+        "learning rates": ", ".join(map(number, study.learning_rates)),
+        "seeds": ", ".join(map(str, study.seeds)),
+        "grain": str(study.grain_size),
+        "epochs": str(study.epochs),
+        "judged by": f"{study.metric}, {metric_better(study)} is better",
+    }
+    return with_origin(study, facts)
+
+
+def with_origin(study: AnyStudy, facts: Mapping[str, str]) -> Rows:
+    """Facts of a study in a table, with what was trained before them, and by what after them."""
+    return facts_rows(
+        {
+            "recipe": study.recipe,
+            "examples": f"{study.num_examples} to train on, {study.num_valid} to validate on",
+            "optimizer": study.optimizer,
+            **facts,
+            "versions": ", ".join(f"{name} {v}" for name, v in study.versions.items()),
+            "command": " ".join(study.command),
+        }
+    )
 
 
 def grid_table(study: GridStudy) -> Rows:
     """The metric at the end by batch size and learning rate; median (lowest to highest)."""
-    rows = [["batch size", *(f"rate {number(rate)}" for rate in study.learning_rates)]]
+    rates, runs = study.learning_rates, grid_runs(study)
+    rows = [["batch size", *(f"rate {number(rate)}" for rate in rates)]]
     for batch in study.batch_sizes:
-        row = [str(batch)]
-        for rate in study.learning_rates:
-            runs = [r for r in study.runs if (r.batch_size, r.learning_rate) == (batch, rate)]
-            row.append(metric_text(study, runs))
-        rows.append(row)
+        rows.append([str(batch), *(metric_text(study, runs[batch, rate]) for rate in rates)])
     return rows
 
 
@@ -355,66 +327,54 @@ def _loss(value: float) -> str:
     return "none" if math.isnan(value) else number(value)
 
 
-def data_facts(study: AnyStudy) -> Rows:
-    data = f"{study.num_examples} to train on, {study.num_valid} to validate on"
-    return [["recipe", study.recipe], ["examples", data]]
-
-
-def origin_facts(study: AnyStudy) -> Rows:
-    versions = ", ".join(f"{name} {version}" for name, version in study.versions.items())
-    return [["versions", versions], ["command", " ".join(study.command)]]
-
-
 # ------------------------------------------------------------------------- for other programs
-
-_RACE_COLUMNS = (
-    *("strategy", "workers", "seed", "folder", "batch_size", "highest_learning_rate"),
-    *("gradient_lag_steps", "ended", "why", "times_are", "step_seconds", "target_valid_loss"),
-    *("reached_target", "seconds_to_target", "best_valid_loss"),
-)
-_GRID_COLUMNS = ("batch_size", "learning_rate", "seed", "folder", "ended", "why")
 
 
 def write_csv(study: Study | GridStudy, out: Path) -> None:
     """Write one line per run, replacing an older file whole."""
-    names = sorted({name for run in study.runs for epoch in run.curve for name in epoch.metrics})
-    if isinstance(study, Study):
-        first: tuple[str, ...] = _RACE_COLUMNS
-        lines = [_race_line(study, run) | _end(run.curve, names) for run in study.runs]
-    else:
-        first = _GRID_COLUMNS
-        lines = [_grid_line(run) | _end(run.curve, names) for run in study.runs]
+    metrics = sorted({name for run in study.runs for epoch in run.curve for name in epoch.metrics})
+    lines = [_csv_line(study, run) | _end(run.curve, metrics) for run in study.runs]
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*first, *_end((), names)], lineterminator="\n")
+    writer = csv.DictWriter(text, list(lines[0]) if lines else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, text.getvalue())
 
 
-def _race_line(study: Study, run: RunRecord) -> dict[str, Any]:
-    flat = (run.strategy, run.workers, run.seed, run.folder, run.batch_size, run.learning_rate)
-    end = (run.lag, run.ended, run.why, run.how, run.step_seconds, study.target.loss)
-    reached = ("yes" if run.reached else "no", run.seconds_to_target, run.best_loss)
-    return dict(zip(_RACE_COLUMNS, (*flat, *end, *reached), strict=True))
-
-
-def _grid_line(run: GridRun) -> dict[str, Any]:
-    flat = (run.batch_size, run.learning_rate, run.seed, run.folder, run.ended, run.why)
-    return dict(zip(_GRID_COLUMNS, flat, strict=True))
+def _csv_line(study: Study | GridStudy, run: RunRecord | GridRun) -> dict[str, Any]:
+    if isinstance(study, GridStudy):
+        names = ("batch_size", "learning_rate", "seed", "folder", "ended", "why")
+        return {name: getattr(run, name) for name in names}
+    assert isinstance(run, RunRecord)
+    return {
+        "strategy": run.strategy,
+        "workers": run.workers,
+        "seed": run.seed,
+        "folder": run.folder,
+        "batch_size": run.batch_size,
+        "highest_learning_rate": run.learning_rate,
+        "gradient_lag_steps": run.lag,
+        "ended": run.ended,
+        "why": run.why,
+        "times_are": run.how,
+        "step_seconds": run.step_seconds,
+        "target_valid_loss": study.target.loss,
+        "reached_target": "yes" if run.reached else "no",
+        "seconds_to_target": run.seconds_to_target,
+        "best_valid_loss": run.best_loss,
+    }
 
 
 def _end(curve: tuple[Epoch, ...], metrics: list[str]) -> dict[str, Any]:
     """The last epoch, flat; empty where there is none."""
-    last = curve[-1] if curve else None
+    last: dict[str, Any] = {"epoch": 0, "steps": 0, "examples": 0, "metrics": {}}
+    if curve:
+        last = asdict(curve[-1])
+    sums = {"epochs": "epoch", "steps": "steps", "examples_seen": "examples"}
+    sums["training_seconds"] = "seconds"
+    finals = ("batch_size", "learning_rate", "train_loss", "valid_loss")
     return {
-        "epochs": last.epoch if last else 0,
-        "steps": last.steps if last else 0,
-        "examples_seen": last.examples if last else 0,
-        "training_seconds": last.seconds if last else None,
-        "final_batch_size": last.batch_size if last else None,
-        "final_learning_rate": last.learning_rate if last else None,
-        "final_train_loss": last.train_loss if last else None,
-        "final_valid_loss": last.valid_loss if last else None,
-        **{f"final_{name}": last.metrics.get(name) if last else None for name in metrics},
+        **{name: last.get(field) for name, field in sums.items()},
+        **{f"final_{name}": last.get(name) for name in finals},
+        **{f"final_{name}": last["metrics"].get(name) for name in metrics},
     }

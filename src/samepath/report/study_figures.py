@@ -1,4 +1,4 @@
-"""The figures of a study: scaling, time against compute, generalisation gap, batch sizes.
+"""The figures of a study: scaling, losses, time against compute, generalisation gap, batch sizes.
 
 In: a race or a grid. Out: PNG files. Measured points are filled, modelled ones hollow; crosses say
 where the target was not reached, or a run has no result. Medians are over seeds that have one.
@@ -15,27 +15,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
+from samepath.console import count
 from samepath.report import style
 from samepath.report.study_verdict import (
     final_metric,
     grid_metrics,
+    grid_runs,
     metric_better,
     preferred_batches,
 )
-from samepath.report.words import number, plural, time_unit
-from samepath.study.results import Cell, Epoch, GridStudy, Interval, Study
+from samepath.report.words import ENDED, base_name, number, time_unit, workers_named
+from samepath.study.results import Cell, Epoch, GridStudy, Interval, RunRecord, Study
 
 # ------------------------------------------------------------------- time and efficiency by workers
 
 
-def draw_time_to_target(study: Study, out: Path) -> None:
+def draw_time_to_target(study: Study, out: Path) -> Path:
     """Medians over seeds, with the lowest and the highest; both axes logarithmic. The paper's
     figure 2."""
-    unit, length = time_unit(
-        max((cell.seconds.high for cell in study.cells if cell.seconds), default=1.0)
-    )
+    highest = max((cell.seconds.high for cell in study.cells if cell.seconds), default=1.0)
+    unit, length = time_unit(highest)
     figure, axes = _start(study, "time")
     shown = _draw_strategies(axes, study, lambda cell: _times(cell.seconds, 1.0 / length))
     sequential = sequential_seconds(study)
@@ -45,25 +48,23 @@ def draw_time_to_target(study: Study, out: Path) -> None:
         shown += ideal
     style.log_values(axes, *style.margins(shown))
     axes.set_ylabel(f"time to target ({unit})" if shown else "time to target")
-    _finish(figure, axes, study, out, "ideal speed-up" if sequential is not None else "")
+    return _finish(figure, axes, study, out, "ideal speed-up" if sequential is not None else "")
 
 
-def draw_efficiency(study: Study, out: Path) -> None:
+def draw_efficiency(study: Study, out: Path) -> Path:
     """T1 / (n Tn) in percent."""
     figure, axes = _start(study, "efficiency")
     shown = _draw_strategies(axes, study, lambda cell: _times(cell.efficiency, 100.0))
     axes.axhline(100.0, zorder=1, **style.GUIDE)
     axes.set_ylim(0.0, 1.06 * max([100.0, *shown]))
     axes.set_ylabel("efficiency T1 / (n Tn) (%)")
-    _finish(figure, axes, study, out, "ideal: 100 %")
+    return _finish(figure, axes, study, out, "ideal: 100 %")
 
 
 def sequential_seconds(study: Study) -> float | None:
     """The time of one worker: of the first strategy that has one (they are all the same run)."""
-    for cell in study.cells:
-        if cell.workers == 1 and cell.seconds is not None:
-            return cell.seconds.median
-    return None
+    ones = [cell.seconds for cell in study.cells if cell.workers == 1]
+    return next((seconds.median for seconds in ones if seconds is not None), None)
 
 
 def _start(study: Study, what: str) -> tuple[Figure, Axes]:
@@ -80,24 +81,14 @@ def _draw_strategies(
     shown: list[float] = []
     for name, look in style.strategy_looks(study.strategies).items():
         cells = sorted((c for c in study.cells if c.strategy == name), key=lambda c: c.workers)
-        places = [cell.workers * beside[name] for cell in cells]
-        found = [value(cell) for cell in cells]
-        heights = [math.nan if v is None else v.median for v in found]
-        axes.plot(places, heights, color=look.colour, linestyle=look.line, linewidth=1.6)
-        for place, cell, interval in zip(places, cells, found, strict=True):
-            if interval is None:
-                continue
-            low, middle, high = interval.low, interval.median, interval.high
-            if high > low:
-                how: dict[str, Any] = {"elinewidth": 1.2, "capsize": 2.5, "zorder": 2.5}
-                spread = [[middle - low], [high - middle]]
-                axes.errorbar([place], [middle], spread, fmt="none", ecolor=look.colour, **how)
-            style.draw_point(axes, place, middle, look, hollow=cell.how == "modelled")
-            shown += [low, middle, high]
+        found = {cell.workers * beside[name]: value(cell) for cell in cells}
+        modelled = [cell.workers * beside[name] for cell in cells if cell.how == "modelled"]
+        style.draw_intervals(axes, found, look, hollow=modelled)
+        shown += [end for v in found.values() if v is not None for end in (v.low, v.high)]
     return shown
 
 
-def _finish(figure: Figure, axes: Axes, study: Study, out: Path, ideal: str) -> None:
+def _finish(figure: Figure, axes: Axes, study: Study, out: Path, ideal: str) -> Path:
     style.powers_axis(axes, study.workers, "workers")
     style.tidy(axes)
     there = [cell for cell in study.cells if cell.seconds is not None]
@@ -111,12 +102,11 @@ def _finish(figure: Figure, axes: Axes, study: Study, out: Path, ideal: str) -> 
     handles += style.failure_keys(failed, "target not reached", "not reached by some seeds")
     if there and len(study.seeds) > 1:
         handles.append(style.spread_key())
-    style.finish(figure, handles, out)
+    return style.finish(figure, handles, out)
 
 
 def _failures(study: Study) -> dict[str, list[tuple[int, bool]]]:
-    """List by strategy the worker counts where seeds failed, and whether there is no time for
-    it."""
+    """List by strategy the worker counts where seeds failed, and whether there is no time."""
     found: dict[str, list[tuple[int, bool]]] = {}
     for cell in study.cells:
         if cell.reached + cell.ended.get("unfinished", 0) < cell.seeds:
@@ -129,6 +119,252 @@ def _times(interval: Interval | None, factor: float) -> Interval | None:
         return None
     low, middle, high = interval.low, interval.median, interval.high
     return Interval(median=middle * factor, low=low * factor, high=high * factor)
+
+
+# ---------------------------------------------------------------------- losses by epoch and time
+
+_WARMUP_EPOCHS = 5
+_FEW_POINTS = 30
+_WIDTH = 1.7
+_BLOWN_UP = 5.0
+"""Times the highest loss of a run that does not diverge."""
+
+Across = Callable[[Epoch], float]
+
+
+class _Drawn(NamedTuple):
+    """The run that stands for a worker count."""
+
+    run: RunRecord
+    others: tuple[RunRecord, ...]
+    colour: str
+    width: float
+    """By epoch; wider where narrower ones on the same path lie on top."""
+
+
+class LossScale(NamedTuple):
+    """The vertical axis of losses."""
+
+    low: float
+    high: float
+    log: bool
+    ceiling: float
+    """Losses above it are not shown."""
+
+    def apply(self, axes: Axes) -> None:
+        if self.log:
+            style.log_values(axes, self.low, self.high)
+        else:
+            axes.set_ylim(self.low, self.high)
+
+
+def draw_losses_of(study: Study, strategy: str, out: Path) -> Path:
+    """Draw losses by epoch and by time: figures 3 to 5 of Cunha et al. 2018.
+
+    Validation loss is a line, training loss thin and pale. One seed is drawn in full, the others
+    faintly. Runs on the same path lie on each other by epoch: they are drawn one inside the other.
+    Where the rate warms up, the first epochs are enlarged above. The axis shows all runs except
+    losses that blow up: those leave at the top.
+    """
+    drawn = _chosen(study, strategy)
+    mine = [run for run in study.runs if run.strategy == strategy]
+    epochs = [epoch for each in drawn for epoch in each.run.curve]
+    scale = loss_scale(mine, study.runs, also=study.target.loss)
+    zoom = warmup_epochs(strategy, [each.run for each in drawn])
+    figure = style.new_figure(11.0, 7.8 if zoom else 4.8, f"{study.recipe}, {strategy}: loss")
+    if zoom:
+        (near, rates), (by_epoch, by_time) = figure.subplots(2, 2, height_ratios=[2.6, 4.0])
+    else:
+        by_epoch, by_time = figure.subplots(1, 2)
+    unit, length = time_unit(max((e.seconds for e in epochs), default=1.0))
+    _draw(by_epoch, drawn, lambda e: float(e.epoch), scale, nested=True)
+    _draw(by_time, drawn, lambda e: e.seconds / length, scale, nested=False)
+    for axes in (by_epoch, by_time):
+        axes.axhline(study.target.loss, color="0.15", linestyle=(0, (6, 3)), linewidth=1.0)
+        scale.apply(axes)
+    by_time.tick_params(labelleft=False, which="both")
+    last = max((e.epoch for e in epochs), default=1)
+    by_epoch.set(xlabel="epoch", ylabel="loss", xlim=(0.0, 1.03 * max(last, 1)))
+    _whole_epochs(by_epoch)
+    times = [e.seconds / length for e in epochs if e.seconds > 0.0]
+    style.log_values(by_time, *style.margins(times, 0.03), which="x")
+    by_time.set_xlabel(f"training time ({unit})")
+    for axes in (by_epoch, by_time):
+        style.tidy(axes)
+    if zoom:
+        _draw_zoom(near, rates, drawn, zoom, loss_scale(mine, study.runs, until=zoom + 0.5))
+        mark = by_epoch.indicate_inset_zoom(near, edgecolor="0.4", alpha=0.7)
+        for line in mark.connectors or ():
+            line.set_visible(False)  # they would run across the curves
+    return style.finish(figure, _loss_keys(study, drawn), out)
+
+
+def warmup_epochs(strategy: str, runs: Sequence[RunRecord]) -> int:
+    """How many first epochs to enlarge: while the rate rises, or five by name; 0 for none."""
+    rising = 0
+    for run in runs:
+        rates = [e.learning_rate for e in run.curve]
+        up = 0
+        while up + 1 < len(rates) and rates[up + 1] > rates[up] * (1.0 + 1e-9):
+            up += 1
+        rising = max(rising, up + 1 if up else 0)
+    if not rising and base_name(strategy).startswith("warmup"):
+        rising = _WARMUP_EPOCHS
+    longest = max((len(run.curve) for run in runs), default=0)
+    return rising if 2 * rising <= longest else 0
+
+
+def loss_scale(
+    runs: Sequence[RunRecord],
+    others: Sequence[RunRecord],
+    also: float = math.nan,
+    until: float = math.inf,
+) -> LossScale:
+    """An axis for the losses of `runs` up to an epoch, and `also` one more value.
+
+    `others` say what a loss is like where none of `runs` is in good health. The axis is logarithmic
+    if all losses are positive; NaN and infinity do not move it.
+    """
+    healthy = _losses([run for run in runs if run.ended != "diverged"], until)
+    healthy = healthy or _losses([run for run in others if run.ended != "diverged"], until)
+    extra = [also] if math.isfinite(also) else []
+    everything = [*_losses(runs, until), *extra] or [1.0]
+    ceiling = max([_BLOWN_UP * max(healthy, default=math.inf), *extra])
+    if max(healthy, default=0.0) < 0.0:
+        ceiling = math.inf  # a multiple of a negative loss is no limit
+    shown = [loss for loss in everything if loss <= ceiling] or everything
+    if min(shown) > 0.0:
+        return LossScale(*style.margins(shown), log=True, ceiling=ceiling)
+    edge = 0.06 * (max(shown) - min(shown)) or 1.0
+    return LossScale(min(shown) - edge, max(shown) + edge, log=False, ceiling=ceiling)
+
+
+def _losses(runs: Sequence[RunRecord], until: float) -> list[float]:
+    epochs = [epoch for run in runs for epoch in run.curve if epoch.epoch <= until]
+    both = [loss for e in epochs for loss in (e.train_loss, e.valid_loss)]
+    return [loss for loss in both if loss is not None and math.isfinite(loss)]
+
+
+def _chosen(study: Study, strategy: str) -> list[_Drawn]:
+    """Choose for each worker count the seed with the median time; the first that failed if most
+    did."""
+    mine = [run for run in study.runs if run.strategy == strategy]
+    counts = sorted({run.workers for run in mine})
+    picked = []
+    for workers in counts:
+        runs = [run for run in mine if run.workers == workers]
+        times = [math.inf if r.seconds_to_target is None else r.seconds_to_target for r in runs]
+        run = runs[times.index(sorted(times)[(len(times) - 1) // 2])]
+        picked.append((run, tuple(other for other in runs if other is not run)))
+    paths: dict[tuple[object, ...], list[int]] = {}
+    for place, (run, _) in enumerate(picked):
+        path = tuple((e.epoch, str(e.train_loss), str(e.valid_loss)) for e in run.curve)
+        paths.setdefault(path, []).append(place)
+    widths = [_WIDTH] * len(picked)
+    for places in paths.values():
+        for rank, place in enumerate(reversed(places)):
+            widths[place] = _WIDTH + 1.9 * rank
+    colours = style.ramp(len(counts))
+    drawn = zip(picked, colours, widths, strict=True)
+    return [_Drawn(run, others, colour, width) for (run, others), colour, width in drawn]
+
+
+def _draw(
+    axes: Axes,
+    drawn: Sequence[_Drawn],
+    across: Across,
+    scale: LossScale,
+    *,
+    nested: bool,
+    until: float = math.inf,
+) -> None:
+    """Curves of all worker counts, and a cross where a run diverged.
+
+    Without a loss to put it at, a cross stands above the axes.
+    """
+    for each in drawn:
+        for other in each.others:
+            axes.plot(*_line(other, across, "valid_loss"), color=each.colour, alpha=0.3, lw=0.9)
+        axes.plot(*_line(each.run, across, "train_loss"), color=each.colour, alpha=0.55, lw=0.8)
+        width = each.width if nested else _WIDTH
+        marker = "o" if len(each.run.curve) <= _FEW_POINTS else ""
+        line = _line(each.run, across, "valid_loss")
+        how: dict[str, Any] = {"marker": marker, "ms": width + 2.0, "solid_capstyle": "round"}
+        axes.plot(*line, color=each.colour, linewidth=width, **how)
+    beyond = 0
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    for each in drawn:
+        end = _last_finite(each.run)
+        if each.run.ended != "diverged" or (end is not None and end[0].epoch > until):
+            continue
+        how = {"color": each.colour, "ms": 8, "mew": 2.2, "zorder": 5}
+        if end is not None and end[1] <= scale.ceiling:
+            axes.plot(across(end[0]), end[1], "x", **how)
+            continue
+        place = across(end[0]) if end is not None else 0.0
+        where = axes.get_xaxis_transform() if end is not None else axes.transAxes
+        above = ScaledTranslation(0.0, (8.0 + 9.0 * beyond) / 72.0, figure.dpi_scale_trans)
+        axes.plot(place, 1.0, "x", transform=where + above, clip_on=False, **how)
+        beyond += 1
+
+
+def _draw_zoom(
+    near: Axes, rates: Axes, drawn: Sequence[_Drawn], zoom: int, scale: LossScale
+) -> None:
+    """The first epochs, and the learning rate in them."""
+    until = zoom + 0.5
+    _draw(near, drawn, lambda e: float(e.epoch), scale, nested=True, until=until)
+    scale.apply(near)
+    near.set(ylabel="loss", xlabel=f"the first {zoom} epochs (the box below)")
+    for each in drawn:
+        epochs = [e for e in each.run.curve if e.epoch <= zoom + 1]
+        places, values = [e.epoch for e in epochs], [e.learning_rate for e in epochs]
+        rates.plot(places, values, "o-", color=each.colour, lw=_WIDTH, markersize=3.5)
+    rates.set(ylabel="learning rate", xlabel=f"the first {zoom} epochs")
+    rates.set_ylim(bottom=0.0)
+    for axes in (near, rates):
+        axes.set_xlim(0.0, until)
+        _whole_epochs(axes)
+        style.tidy(axes)
+
+
+def _whole_epochs(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def _loss_keys(study: Study, drawn: Sequence[_Drawn]) -> list[Line2D]:
+    handles = []
+    for each in drawn:
+        ended = "" if each.run.reached else f": {ENDED[each.run.ended]}"
+        label = workers_named([each.run.workers]) + ended
+        handles.append(style.key(label, color=each.colour, linewidth=2.4))
+    grey: dict[str, Any] = {"color": style.GREY}
+    handles.append(style.key("validation", linewidth=_WIDTH, **grey))
+    handles.append(style.key("training", linewidth=0.8, alpha=0.7, **grey))
+    if any(each.others for each in drawn):
+        handles.append(style.key("validation, other seeds", linewidth=0.9, alpha=0.35, **grey))
+    target = f"target, {number(study.target.loss)}"
+    handles.append(style.key(target, color="0.15", linestyle=(0, (6, 3)), linewidth=1.0))
+    if any(each.run.ended == "diverged" for each in drawn):
+        words = "diverged (above the axes: off the scale, or in the first epoch)"
+        handles.append(style.point_key(words, "x", markeredgewidth=2.4, markersize=9))
+    return handles
+
+
+def _line(run: RunRecord, across: Across, loss: str) -> tuple[list[float], list[float]]:
+    losses = [getattr(epoch, loss) for epoch in run.curve]
+    return list(map(across, run.curve)), [y if _is_finite(y) else math.nan for y in losses]
+
+
+def _last_finite(run: RunRecord) -> tuple[Epoch, float] | None:
+    """The last epoch with a finite validation loss, and the loss."""
+    found = [(e, e.valid_loss) for e in run.curve if e.valid_loss is not None]
+    return next((pair for pair in reversed(found) if math.isfinite(pair[1])), None)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 # ------------------------------------------------------------------------------ time and compute
@@ -146,26 +382,23 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return front
 
 
-def draw_pareto(study: Study, out: Path) -> None:
+def draw_pareto(study: Study, out: Path) -> Path:
     """A point for each strategy and worker count that reached the target: medians over seeds, with
     the number of workers beside each, and the front."""
     looks = style.strategy_looks(study.strategies)
-    cells = [cell for cell in study.cells if cell.seconds is not None]
-    seconds = [cell.seconds.median for cell in cells if cell.seconds is not None]
-    compute = [cell.workers * time for cell, time in zip(cells, seconds, strict=True)]
-    time_name, time_length = time_unit(max(seconds, default=1.0))
-    work_name, work_length = time_unit(max(compute, default=1.0))
-    works = [work / work_length for work in compute]
-    times = [time / time_length for time in seconds]
-    places = list(zip(works, times, strict=True))
+    reached = [(cell, cell.seconds.median) for cell in study.cells if cell.seconds is not None]
+    time_name, time_length = time_unit(max((time for _, time in reached), default=1.0))
+    most = max((cell.workers * time for cell, time in reached), default=1.0)
+    work_name, work_length = time_unit(most)
+    places = [(cell.workers * time / work_length, time / time_length) for cell, time in reached]
     title = f"{study.recipe}: time and compute to a validation loss of {number(study.target.loss)}"
     figure = style.new_figure(8.6, 5.2, title)
     axes = figure.add_subplot()
-    style.log_values(axes, *style.margins(works, 0.1), which="x")
-    style.log_values(axes, *style.margins(times, 0.1))
-    present = {cell.strategy for cell in cells}
+    style.log_values(axes, *style.margins([work for work, _ in places], 0.1), which="x")
+    style.log_values(axes, *style.margins([time for _, time in places], 0.1))
+    present = {cell.strategy for cell, _ in reached}
     handles = style.look_keys({name: look for name, look in looks.items() if name in present})
-    handles += style.how_keys({cell.how for cell in cells})
+    handles += style.how_keys({cell.how for cell, _ in reached})
     front = pareto_front(places)
     if front:
         axes.step(*zip(*front, strict=True), where="post", color="0.2", lw=1.0, zorder=1)
@@ -174,24 +407,23 @@ def draw_pareto(study: Study, out: Path) -> None:
     if sequential is not None:
         axes.axvline(sequential / work_length, zorder=1, **style.GUIDE)
         handles.append(style.key("compute of one worker (ideal speed-up)", **style.GUIDE))
-    for cell, place in zip(cells, places, strict=True):
+    for (cell, _), place in zip(reached, places, strict=True):
         style.draw_point(axes, *place, looks[cell.strategy], hollow=cell.how == "modelled")
     axes.set_xlabel(f"compute to target: workers x time (worker-{work_name})")
     axes.set_ylabel(f"time to target ({time_name})")
     style.tidy(axes)
-    if cells:
+    if reached:
         handles.append(style.key("numbers: workers", linestyle=""))
     else:
         style.say_nothing_to_show(axes, "no strategy reached the target")
         axes.set_xticks([])
         axes.minorticks_off()
-    colours = [looks[cell.strategy].colour for cell in cells]
-    labels = [str(cell.workers) for cell in cells]
     style.add_legend(figure, handles)
     figure.draw_without_rendering()  # labels are placed where everything ends up
     figure.set_layout_engine("none")
-    _label(axes, list(zip(places, labels, colours, strict=True)))
-    style.save_figure(figure, out)
+    named = [(str(cell.workers), looks[cell.strategy].colour) for cell, _ in reached]
+    _label(axes, [(place, *name) for place, name in zip(places, named, strict=True)])
+    return style.save_figure(figure, out)
 
 
 def _label(axes: Axes, labels: Sequence[tuple[tuple[float, float], str, str]]) -> None:
@@ -233,7 +465,7 @@ class _End(NamedTuple):
     reached: bool
 
 
-def draw_generalisation_gap(study: Study | GridStudy, out: Path) -> None:
+def draw_generalisation_gap(study: Study | GridStudy, out: Path) -> Path:
     """Validation loss minus training loss at the end of each run, and a line through the medians.
 
     A run without finite losses at its end is left out, and counted in the legend.
@@ -272,9 +504,9 @@ def draw_generalisation_gap(study: Study | GridStudy, out: Path) -> None:
         handles.append(style.point_key("target not reached", "x", markeredgewidth=1.8))
     missing = len(ends) - len(there)
     if missing:
-        runs = plural(missing, "run")
-        handles.append(style.key(f"not shown: {runs} without losses at the end", linestyle=""))
-    style.finish(figure, handles, out)
+        words = f"not shown: {count(missing, 'run')} without losses at the end"
+        handles.append(style.key(words, linestyle=""))
+    return style.finish(figure, handles, out)
 
 
 def gap(curve: Sequence[Epoch]) -> float:
@@ -304,31 +536,34 @@ def _gap_axis(axes: Axes, gaps: Sequence[float]) -> None:
 # ----------------------------------------- batch sizes: figures 4 and 5 of Gahlot et al. 2020
 
 
-def draw_metric_by_batch(study: GridStudy, out: Path) -> None:
+def draw_metric_by_batch(study: GridStudy, out: Path) -> Path:
     """The metric at the end against batch size, a line per learning rate."""
     found = grid_metrics(study)
-    names = _rate_names(study)
-    looks = style.ordered_looks(names)
+    looks = style.ordered_looks(_rate_names(study))
     failed: dict[str, list[tuple[int, bool]]] = {}
-    for name, rate in zip(names, study.learning_rates, strict=True):
-        places = [(b, (b, rate) not in found) for b in study.batch_sizes if _lost(study, b, rate)]
-        failed |= {name: places} if places else {}
+    for (batch, rate), runs in grid_runs(study).items():
+        # a run that has not ended yet is not lost
+        ended = [run for run in runs if run.ended != "unfinished"]
+        if any(math.isnan(final_metric(study, run)) for run in ended):
+            failed.setdefault(_rate_name(rate), []).append((batch, (batch, rate) not in found))
+    failed = {name: failed[name] for name in looks if name in failed}
     title = f"{study.recipe}: {study.metric} after {study.epochs} epochs"
     figure, axes = style.new_figure_with_failures(title, failed, looks, "no result")
-    beside = style.side_by_side(names, study.batch_sizes)
-    several = len(study.seeds) > 1
-    for name, rate in zip(names, study.learning_rates, strict=True):
+    beside = style.side_by_side(list(looks), study.batch_sizes)
+    for rate in study.learning_rates:
+        name = _rate_name(rate)
         mine = {b * beside[name]: found.get((b, rate)) for b in sorted(study.batch_sizes)}
-        style.draw_intervals(axes, mine, looks[name], bars=several)
+        style.draw_intervals(axes, mine, looks[name])
     style.powers_axis(axes, study.batch_sizes, "batch size")
     axes.set_ylabel(f"{study.metric} ({metric_better(study)} is better)")
     style.tidy(axes)
-    handles = style.look_keys(looks) + ([style.spread_key()] if several else [])
+    handles = style.look_keys(looks)
+    handles += [style.spread_key()] if len(study.seeds) > 1 else []
     handles += style.failure_keys(failed, "no result", "no result with some seeds")
-    style.finish(figure, handles, out)
+    return style.finish(figure, handles, out)
 
 
-def draw_preferred_batch(study: GridStudy, out: Path) -> None:
+def draw_preferred_batch(study: GridStudy, out: Path) -> Path:
     """Learning rate against the batch size that does best with it."""
     preferred = preferred_batches(study)
     looks = style.ordered_looks(_rate_names(study))
@@ -352,7 +587,7 @@ def draw_preferred_batch(study: GridStudy, out: Path) -> None:
     if len(study.seeds) > 1:
         words = "as good within its seeds"
         handles.append(style.key(words, color=style.GREY, linewidth=5, alpha=0.3))
-    style.finish(figure, handles, out)
+    return style.finish(figure, handles, out)
 
 
 def _rate_name(rate: float) -> str:
@@ -361,12 +596,3 @@ def _rate_name(rate: float) -> str:
 
 def _rate_names(study: GridStudy) -> list[str]:
     return list(map(_rate_name, study.learning_rates))
-
-
-def _lost(study: GridStudy, batch: int, rate: float) -> bool:
-    """Whether a run here ended without a metric (one that has not ended yet is not lost)."""
-    return any(
-        math.isnan(final_metric(study, run)) and run.ended != "unfinished"
-        for run in study.runs
-        if (run.batch_size, run.learning_rate) == (batch, rate)
-    )

@@ -65,13 +65,10 @@ _BUILT_IN = {
 _FURTHER = ("#CC6677", "#997700", "#994455", "#225555", "#EE8866", "#6699CC", "#004488", "#77AADD")
 _MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">")
 _LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)))
-_SERIES = tuple(
-    map(
-        Look,
-        ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933"),
-        ("o", "s", "D", "^", "v", "p", "<", ">"),
-    )
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933"),
 )
+_SERIES = tuple(map(Look, _COLOURS, "osD^vp<>"))
 
 
 def strategy_looks(strategies: Sequence[str]) -> dict[str, Look]:
@@ -104,8 +101,7 @@ def series_looks(names: Collection[str]) -> dict[str, Look]:
 
 def ordered_looks(names: Sequence[str]) -> dict[str, Look]:
     """Looks of things with an order, such as learning rates: from pale to dark."""
-    looks = map(Look, ramp(len(names)), itertools.cycle(_MARKERS))
-    return dict(zip(names, looks, strict=True))
+    return dict(zip(names, map(Look, ramp(len(names)), itertools.cycle(_MARKERS)), strict=True))
 
 
 def ramp(number: int) -> list[str]:
@@ -157,10 +153,10 @@ def new_figure_with_failures(
     return figure, axes
 
 
-def finish(figure: Figure, handles: Sequence[Artist], out: Path) -> None:
-    """Add the legend and save the figure."""
+def finish(figure: Figure, handles: Sequence[Artist], out: Path) -> Path:
+    """Add the legend and save the figure; the picture's path."""
     add_legend(figure, handles)
-    save_figure(figure, out)
+    return save_figure(figure, out)
 
 
 def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
@@ -173,10 +169,11 @@ def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
         text.set_parse_math(False)
 
 
-def save_figure(figure: Figure, out: Path) -> None:
-    """Write a PNG."""
+def save_figure(figure: Figure, out: Path) -> Path:
+    """Write a PNG; its path."""
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=DPI)
+    return out
 
 
 def clip(text: str, length: int) -> str:
@@ -219,12 +216,7 @@ def powers_axis(axes: Axes, values: Sequence[int], label: str) -> None:
 
 def log_values(axes: Axes, low: float, high: float, *, which: str = "y") -> None:
     """A logarithmic axis for values of this range, with plain numbers at its ticks."""
-    if which == "y":
-        axes.set_yscale("log")
-        axes.set_ylim(low, high)
-    else:
-        axes.set_xscale("log")
-        axes.set_xlim(low, high)
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     axis = axes.yaxis if which == "y" else axes.xaxis
     decades = math.log10(high / low)
     crowded = decades > (4.0 if which == "y" else 3.0)
@@ -269,18 +261,38 @@ def draw_point(axes: Axes, x: float, y: float, look: Look, *, hollow: bool) -> N
     axes.plot([x], [y], look.marker, color=look.colour, mfc=face, **how)
 
 
-def draw_intervals(
-    axes: Axes, found: Mapping[float, Interval | None], look: Look, *, bars: bool
+def draw_curve(
+    axes: Axes,
+    places: Sequence[float],
+    heights: Sequence[float],
+    look: Look,
+    hollow: Sequence[bool],
+    **line: Any,
 ) -> None:
-    """A line through medians by place, and bars from lowest to highest; a gap at None."""
-    rows = [
-        (math.nan, 0.0, 0.0) if v is None else (v.median, v.median - v.low, v.high - v.median)
-        for v in found.values()
-    ]
-    medians, below, above = zip(*rows, strict=True) if rows else ((), (), ())
-    how: dict[str, Any] = {"elinewidth": 1.1, "capsize": 2.5, "markersize": 5.5, "linewidth": 1.6}
-    spread = [below, above] if bars else None
-    axes.errorbar(list(found), medians, spread, color=look.colour, marker=look.marker, **how)
+    """A line and its points, each filled or hollow."""
+    axes.plot(places, heights, color=look.colour, **{"lw": 1.4, **line})
+    for x, y, is_hollow in zip(places, heights, hollow, strict=True):
+        draw_point(axes, x, y, look, hollow=is_hollow)
+
+
+def draw_intervals(
+    axes: Axes,
+    found: Mapping[float, Interval | None],
+    look: Look,
+    *,
+    hollow: Collection[float] = (),
+) -> None:
+    """A line through medians by place, and bars where seeds differ; a gap at None."""
+    heights = [math.nan if v is None else v.median for v in found.values()]
+    axes.plot(list(found), heights, color=look.colour, linestyle=look.line, linewidth=1.6)
+    for place, v in found.items():
+        if v is None:
+            continue
+        if v.high > v.low:
+            how: dict[str, Any] = {"elinewidth": 1.2, "capsize": 2.5, "zorder": 2.5}
+            bar = [[v.median - v.low], [v.high - v.median]]
+            axes.errorbar([place], [v.median], bar, fmt="none", ecolor=look.colour, **how)
+        draw_point(axes, place, v.median, look, hollow=place in hollow)
 
 
 # --------------------------------------------------------------------------------------- legends
@@ -374,5 +386,5 @@ class Sheet:
         self.text(right - 0.12, middle - rise, "\n".join(lines), ha="right", weight="bold")
         self.text(right - 0.12, middle + 0.18, below, ha="right", color=GREY)
 
-    def save(self, out: Path) -> None:
-        save_figure(self.figure, out)
+    def save(self, out: Path) -> Path:
+        return save_figure(self.figure, out)

@@ -7,7 +7,7 @@ imported.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from samepath.study.results import Interval
 from samepath.timing.links import NetworkFacts
@@ -30,8 +30,19 @@ ENDED = {
 MODELLED = "†"
 """Marks a number that rests on a modelled time."""
 
-_SHORT = {"seconds": "s", "minutes": "min", "hours": "h", "days": "days"}
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_UNITS = {"s": ("seconds", 1.0), "min": ("minutes", 60.0), "h": ("hours", 3600.0)}
+_UNITS["days"] = ("days", 86400.0)
+
+
+def rows_of(lines: Sequence[Mapping[str, str]]) -> Rows:
+    """A table of lines that have the same columns."""
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
+
+
+def facts_rows(facts: Mapping[str, object]) -> Rows:
+    """A table of names and values, without a header; values that are None are left out."""
+    known = {name: value for name, value in facts.items() if value is not None}
+    return [["", ""], *([name, str(value)] for name, value in known.items())]
 
 
 def base_name(strategy: str) -> str:
@@ -66,32 +77,31 @@ def spread(low: str, middle: str, high: str) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
+def _short_unit(longest: float) -> str:
+    """The largest unit of which there are at least two, else seconds."""
+    fitting = [unit for unit, (_, length) in _UNITS.items() if longest >= 2.0 * length]
+    return fitting[-1] if fitting else "s"
+
+
 def time_unit(longest: float) -> tuple[str, float]:
     """The unit for times up to this many seconds, and its length in seconds."""
-    if longest < 2.0 * _MINUTE:
-        return "seconds", 1.0
-    if longest < 2.0 * _HOUR:
-        return "minutes", _MINUTE
-    return ("hours", _HOUR) if longest < 2.0 * _DAY else ("days", _DAY)
+    return _UNITS[_short_unit(longest)]
 
 
 def duration(seconds: float) -> str:
     """Two digits at least, in the unit a person would choose."""
     if not math.isfinite(seconds):
         return f"{seconds:g} s"
-    unit, length = time_unit(seconds)
-    return f"{two_digits(seconds / length)} {_SHORT[unit]}"
+    unit = _short_unit(seconds)
+    return f"{two_digits(seconds / _UNITS[unit][1])} {unit}"
 
 
 def duration_interval(interval: Interval) -> str:
     """ "3.14 min", or "3.14 min (2.92 to 3.31)" where seeds differ."""
-    unit, length = time_unit(interval.median)
-    low, middle, high = (
-        f"{seconds / length:.1f}" if seconds >= 99.95 * length else f"{seconds / length:#.3g}"
-        for seconds in (interval.low, interval.median, interval.high)
-    )
-    text = f"{middle} {_SHORT[unit]}"
-    return text if low == high else f"{text} ({low} to {high})"
+    unit = _short_unit(interval.median)
+    values = (x / _UNITS[unit][1] for x in (interval.low, interval.median, interval.high))
+    low, middle, high = (f"{x:.1f}" if x >= 99.95 else f"{x:#.3g}" for x in values)
+    return spread(low, f"{middle} {unit}", high)
 
 
 def step_time(seconds: float) -> str:
@@ -124,11 +134,6 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def plural(count: int, noun: str) -> str:
-    """ "1 run", "2 runs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def workers_named(counts: Sequence[int]) -> str:
     """ "1 worker", "2, 4 and 8 workers"."""
     noun = "worker" if tuple(counts) == (1,) else "workers"
@@ -153,9 +158,8 @@ def noise_words(value: float, low: float | None, high: float | None) -> str:
     """A noise scale and its interval: "320 examples (95%: 250 to 410)"."""
     if low is None:
         return f"{value:.3g} examples"
-    if high is None:
-        return f"{value:.3g} examples (95%: at least {low:.3g})"
-    return f"{value:.3g} examples (95%: {low:.3g} to {high:.3g})"
+    between = f"at least {low:.3g}" if high is None else f"{low:.3g} to {high:.3g}"
+    return f"{value:.3g} examples (95%: {between})"
 
 
 def noise_meaning(value: float, batch_size: int) -> str:

@@ -3,7 +3,7 @@
 In: a name, a measured link, or timed reductions. Out: NetworkFacts (one link), a Cluster
 (workers in nodes, nodes in racks, a link at each level), and by number of workers the cost of a
 reduction. Guaranteed: no torch and no engine; the traffic is the engine's own
-(`engine.comm.collective.NetworkBucket`), counted from the plan's tree; workers fill one node after
+(`engine.comm.network.NetworkBucket`), counted from the plan's tree; workers fill one node after
 another; a level no message passes costs nothing.
 """
 

@@ -330,7 +330,7 @@ def _reduce_once(
     for bucket in buckets:
         bucket.launch()
     for bucket in buckets:
-        bucket.settle()
+        bucket.add_chunk()
     for bucket in buckets:
         bucket.finish()
     if collective.device.type == "cuda":

@@ -30,8 +30,9 @@ from readers import FEW, READERS
 from torch import nn
 
 from samepath import files
+from samepath.curation.features import load_from
+from samepath.curation.folder import Pictures
 from samepath.curation.folder import read_arrays as read_stage
-from samepath.curation.network import load_from
 from samepath.data.content import fingerprint_path
 from samepath.data.formats import cifar10
 from samepath.data.formats.cubes import make_cubes
@@ -47,7 +48,6 @@ from samepath.engine.state.state import State
 from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.recipe import find_recipe
-from samepath.web.explorer.folder import Pictures
 
 TERA = 10**12
 SOURCES = Path(__file__).parents[3] / "src" / "samepath"
@@ -514,7 +514,7 @@ def test_safetensors_that_lie(name: str, tmp_path: Path) -> None:
     with refused(file, "give a run's folder"):
         load_from(file, None, nn.Linear(2, 2))  # type: ignore[arg-type]
     with refused(file, "run `samepath curate` again"):
-        Pictures(file)
+        Pictures(file, 1)
     with refused(file, raises=CheckpointDamaged):
         load_weights(file, nn.Linear(2, 2))
     checkpoint.save(tmp_path, State({"w": torch.ones(2)}, {"step": 7}), {})

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from samepath.engine.comm.environment import LOOPBACK, Place, first_host, read_place
-from samepath.engine.launch.reports import WorkerReport
 from samepath.errors import UserError
 
 TORCHRUN = {
@@ -28,8 +27,10 @@ SRUN = {
 
 
 def test_alone() -> None:
-    assert read_place({}) == Place()
-    assert (Place().worker, Place().num_workers, Place().one_machine) == (0, 1, True)
+    """Also in a batch script itself, which has SLURM_PROCID but is no step of srun's."""
+    alone = Place(worker=0, num_workers=1, one_machine=True, here=0, num_here=1)
+    batch = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}
+    assert read_place({}) == read_place(batch) == alone
 
 
 def test_torchrun() -> None:
@@ -42,19 +43,11 @@ def test_torchrun() -> None:
 
 def test_samepaths_own_launcher() -> None:
     """Its workers have torchrun's variables, and where to meet in its store."""
-    assert read_place(TORCHRUN).store_prefix == ""
-    assert not read_place(TORCHRUN).agent_has_store
-    ours = read_place(
-        TORCHRUN | {"SAMEPATH_STORE": "0f/workers/2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    )
-    assert (ours.store_prefix, ours.agent_has_store) == ("0f/workers/2", True)
+    ours = {"SAMEPATH_STORE": "0f/workers/2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    place = read_place(TORCHRUN | ours)
+    assert (place.store_prefix, place.agent_has_store) == ("0f/workers/2", True)
     loopback = read_place(TORCHRUN | {"MASTER_ADDR": "127.0.0.1"})
     assert loopback.one_machine, "several launchers of one machine, which sees its loopback alone"
-
-
-def test_the_workers_of_a_machine() -> None:
-    """They share the keeping of the last step."""
-    assert (Place().here, Place().num_here) == (0, 1)
     # a launcher that goes on without its worker 0 leaves out that number, which is its GPU's
     left_out = read_place(TORCHRUN | {"LOCAL_RANK": "1", "SAMEPATH_HERE": "0"})
     assert (left_out.here, left_out.num_here, left_out.local_worker) == (0, 2, 1)
@@ -134,12 +127,6 @@ def test_srun() -> None:
     assert (one.address, one.one_machine) == (LOOPBACK, True)
 
 
-def test_sbatch_without_srun_is_alone() -> None:
-    """The batch script itself has SLURM_PROCID but is no step of srun's."""
-    batch = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}
-    assert read_place(batch) == Place()
-
-
 def test_the_innermost_launcher_wins() -> None:
     """torchrun inside an srun step or under mpirun: torchrun's variables are the workers'."""
     assert read_place(SRUN | TORCHRUN).launcher == "torchrun"
@@ -159,14 +146,5 @@ def test_the_innermost_launcher_wins() -> None:
 )
 def test_first_host(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
-
-
-def test_no_host() -> None:
     with pytest.raises(UserError, match="names no host"):
         first_host("")
-
-
-def test_a_signal_without_a_name() -> None:
-    named, unnamed = (WorkerReport.of_exit(0, -number, 7).message for number in (9, 40))
-    assert named == "worker 0 was ended by SIGKILL (process 7)"
-    assert unnamed == "worker 0 was ended by signal 40 (process 7)"

@@ -1,4 +1,5 @@
-"""A fixed number of workers needs none of what workers that come and go need."""
+"""A fixed number of workers: how one ended is said; what workers that come and go need is not
+loaded."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from samepath.engine.launch.reports import WorkerReport
+
 RECIPE = Path(__file__).parents[2] / "parity" / "tiny_recipe.py"
 LOOK = """
 import json, sys, threading
 from pathlib import Path
 
-from samepath.engine.comm import store
 from samepath.engine.elastic import signed_store
 from samepath.engine.launch import launch as launching
 from samepath.engine.run.options import Overrides
@@ -19,7 +21,7 @@ from samepath.engine.train import Request, train
 
 recipe, out = sys.argv[1:]
 opened, threads = [], []
-open_store, wait = store.open_store, launching.start_workers
+open_store, start = launching.open_store, launching.start_workers
 
 
 def counted(address):
@@ -28,7 +30,7 @@ def counted(address):
 
 
 def started(*arguments, **more):
-    workers = wait(*arguments, **more)
+    workers = start(*arguments, **more)
     threads.extend(thread.name for thread in threading.enumerate())
     return workers
 
@@ -69,3 +71,9 @@ def test_its_workers_do_not_load_one_either(tmp_path: Path) -> None:
         text=True,
     )
     assert ended.stdout == "['MainThread'] []\n", ended.stderr
+
+
+def test_a_signal_without_a_name() -> None:
+    named, unnamed = (WorkerReport.of_exit(0, -number, 7).message for number in (9, 40))
+    assert named == "worker 0 was ended by SIGKILL (process 7)"
+    assert unnamed == "worker 0 was ended by signal 40 (process 7)"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from samepath.cli import main
-from samepath.curation.network import load_from
+from samepath.curation.features import load_from
 from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.request import Request
 from samepath.engine.state.reopen import look_at, reopen

@@ -16,8 +16,13 @@ from samepath.web.explorer.explorer import Explorer
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_curation_folder(tmp_path / "curated", 300)
+def explorer(tmp_path: Path) -> Explorer:
+    return Explorer(make_curation_folder(tmp_path / "curated", 300))
+
+
+@pytest.fixture
+def folder(explorer: Explorer) -> Path:
+    return explorer.folder.path
 
 
 def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -32,12 +37,15 @@ def dropped_row(explorer: Explorer) -> int:
     return int(np.flatnonzero(~explorer.edits.columns.kept)[0])
 
 
+def drop_one(explorer: Explorer) -> None:
+    explorer.mark(rows(kept_row(explorer)), False)
+
+
 def look(explorer: Explorer) -> list[list[object]]:
     return [column.tolist() for column in explorer.edits.columns]
 
 
-def test_marks_have_reasons_and_can_be_undone(folder: Path) -> None:
-    explorer = Explorer(folder)
+def test_marks_have_reasons_and_can_be_undone(explorer: Explorer) -> None:
     before = look(explorer)
     kept, dropped = kept_row(explorer), dropped_row(explorer)
     answer = explorer.mark(rows(kept), False, "blurred")
@@ -58,48 +66,42 @@ def test_marks_have_reasons_and_can_be_undone(folder: Path) -> None:
     assert look(explorer) == after
     with pytest.raises(UserError, match="nothing to redo"):
         explorer.redo()
+    explorer.undo()
+    assert explorer.note(rows(5), "odd")["redo"] is None, "a new edit ends what could be redone"
 
 
-def test_what_is_so_already_is_no_edit(folder: Path) -> None:
-    explorer = Explorer(folder)
+def test_what_is_so_already_is_no_edit(explorer: Explorer) -> None:
     with pytest.raises(UserError, match="already kept"):
         explorer.mark(rows(kept_row(explorer)), True)
     assert not explorer.edits.journal.exists()
-    both = explorer.mark(np.sort(rows(kept_row(explorer), dropped_row(explorer))), True)
-    assert both["rows"] == [dropped_row_of(both)]
+    dropped = dropped_row(explorer)
+    both = explorer.mark(np.sort(rows(kept_row(explorer), dropped)), True)
+    assert both["rows"] == [dropped]
 
 
-def dropped_row_of(answer: dict[str, list[int]]) -> int:
-    assert len(answer["rows"]) == 1
-    return answer["rows"][0]
-
-
-def test_a_new_edit_ends_what_could_be_redone(folder: Path) -> None:
-    explorer = Explorer(folder)
-    explorer.mark(rows(kept_row(explorer)), False)
-    explorer.undo()
-    assert explorer.note(rows(5), "odd")["redo"] is None
-
-
-def test_opened_again_everything_is_there(folder: Path) -> None:
-    explorer = Explorer(folder)
+def test_opened_again_everything_is_there(explorer: Explorer, folder: Path) -> None:
     explorer.mark(rows(kept_row(explorer), kept_row(explorer, 7)), False, "why")
     explorer.use(explorer.cluster(3, 1.0, 4))
     explorer.note(rows(11), "a note")
     explorer.undo()
+    lines = [json.loads(line) for line in explorer.edits.journal.read_text().splitlines()]
+    assert lines[0]["keep"] == "keep.csv"
+    assert lines[3]["edit"] == "note on example 11"
+    assert lines[4] == {"undo": 1}
     again = Explorer(folder)  # the first one never ended: as after a crash
     assert look(again) == look(explorer)
     assert again.state() == explorer.state()
-    assert again.edits.settings == {3: (1.0, 4)}
+    assert again.state()["settings"] == {3: (1.0, 4)}
     assert again.redo()["notes"] == ["a note"]
 
 
 @pytest.mark.parametrize("cut", [1, 10, 60])
-def test_a_line_that_was_cut_off_is_as_if_never_begun(folder: Path, cut: int) -> None:
-    explorer = Explorer(folder)
-    explorer.mark(rows(kept_row(explorer)), False)
+def test_a_line_that_was_cut_off_is_as_if_never_begun(
+    explorer: Explorer, folder: Path, cut: int
+) -> None:
+    drop_one(explorer)
     whole = look(explorer)
-    explorer.mark(rows(kept_row(explorer)), False)
+    drop_one(explorer)
     journal = explorer.edits.journal
     os.truncate(journal, journal.stat().st_size - cut)
     again = Explorer(folder)
@@ -108,42 +110,28 @@ def test_a_line_that_was_cut_off_is_as_if_never_begun(folder: Path, cut: int) ->
     assert Explorer(folder).edits.columns.notes[1] == "goes on"
 
 
-def test_a_damaged_journal_is_named(folder: Path) -> None:
-    explorer = Explorer(folder)
-    explorer.mark(rows(kept_row(explorer)), False)
+def test_a_damaged_journal_is_named(explorer: Explorer, folder: Path) -> None:
+    drop_one(explorer)
     with explorer.edits.journal.open("a") as file:
         file.write('{"edit": "x", "rows": [100000]}\n{"undo": 1}\n')
     with pytest.raises(UserError, match=r"keep\.csv\.edits, line 3 cannot be read"):
         Explorer(folder)
 
 
-def test_edits_of_another_keep_list_are_set_aside(folder: Path) -> None:
-    explorer = Explorer(folder)
-    explorer.mark(rows(kept_row(explorer)), False)
+def test_edits_of_another_keep_list_are_set_aside(explorer: Explorer, folder: Path) -> None:
+    drop_one(explorer)
     content = explorer.edits.journal.read_bytes()
     text = (folder / "keep.csv").read_text()
     (folder / "keep.csv").write_text(text.replace(",noise", ",outlier"))
     again = Explorer(folder)
-    assert again.edits.num_done == 0
+    assert again.state()["num_edits"] == 0
     assert again.edits.set_aside == folder / "keep.csv.edits-1"
     assert (folder / "keep.csv.edits-1").read_bytes() == content
     assert not (folder / "keep.csv.edits").exists()
 
 
-def test_looking_only_changes_nothing(folder: Path) -> None:
-    explorer = Explorer(folder)
-    explorer.mark(rows(kept_row(explorer)), False)
-    explorer.save()
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    Explorer(folder, folder / "keep.csv", read_only=True)
-    Explorer(folder, read_only=True)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
-
-
-def test_saving_never_writes_over(folder: Path) -> None:
-    explorer = Explorer(folder)
-    first = (folder / "keep.csv").read_bytes()
-    row = kept_row(explorer)
+def test_saving_never_writes_over(explorer: Explorer, folder: Path) -> None:
+    first, row = (folder / "keep.csv").read_bytes(), kept_row(explorer)
     explorer.mark(rows(row), False, 'a, "quoted" note')
     saved = explorer.save()
     assert saved["file"] == str(folder / "keep-2.csv")
@@ -166,66 +154,49 @@ def test_saving_never_writes_over(folder: Path) -> None:
     assert np.array_equal(undone.positions, base.positions)
 
 
-def test_after_saving_the_newest_is_opened_and_the_old_one_is_as_written(folder: Path) -> None:
-    explorer = Explorer(folder)
+def test_after_a_save(explorer: Explorer, folder: Path) -> None:
     base = look(explorer)
-    explorer.mark(rows(kept_row(explorer)), False)
+    drop_one(explorer)
     edited = look(explorer)
     explorer.save()
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    Explorer(folder, folder / "keep.csv", read_only=True)
+    newest = Explorer(folder, read_only=True)
+    assert newest.keep.name == "keep-2.csv"
+    assert look(newest) == edited
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files, "only looked at"
+    drop_one(explorer)
     again = Explorer(folder)
-    assert again.keep.name == "keep-2.csv"
-    assert look(again) == edited
-    assert look(Explorer(folder, folder / "keep.csv")) == base
-
-
-def test_edits_after_a_save_are_found_again(folder: Path) -> None:
-    explorer = Explorer(folder)
-    explorer.mark(rows(kept_row(explorer)), False)
-    explorer.save()
-    explorer.mark(rows(kept_row(explorer)), False)
-    again = Explorer(folder)
-    assert again.keep.name == "keep.csv"
+    assert again.keep.name == "keep.csv", "which has unsaved edits"
     assert look(again) == look(explorer)
+    again.undo()
+    assert look(Explorer(folder, folder / "keep.csv")) == base, "its edits are all saved"
 
 
-def test_clusters_leave_what_was_decided_otherwise(folder: Path) -> None:
-    explorer = Explorer(folder)
-    label = 2
-    mine = np.flatnonzero(explorer.folder.labels == label)
-    columns = explorer.edits.columns
+def test_clusters_leave_what_was_decided_otherwise(explorer: Explorer) -> None:
+    columns, labels = explorer.edits.columns, explorer.curation.labels
+    mine, of_others = np.flatnonzero(labels == 2), np.flatnonzero(labels != 2)
     by_hand = int(next(row for row in mine if columns.kept[row]))
     explorer.mark(rows(by_hand), False)
     others = [r for r in mine if columns.reasons[r] in ("duplicate", "label error")]
-    other_classes = explorer.edits.columns.take(np.flatnonzero(explorer.folder.labels != label))
-    explorer.use(explorer.cluster(label, 1e-4, 5))  # all noise
+    other_classes = [column.tolist() for column in columns.take(of_others)]
+    explorer.use(explorer.cluster(2, 1e-4, 5))  # all noise
     assert (columns.clusters[mine] == -1).all()
     assert not columns.kept[mine].any()
     assert columns.reasons[by_hand] == "dropped by hand"
     assert all(columns.reasons[r] in ("duplicate", "label error") for r in others)
-    explorer.use(explorer.cluster(label, 1e4, 2))  # one cluster
+    explorer.use(explorer.cluster(2, 1e4, 2))  # one cluster
     assert (columns.clusters[mine] == 0).all()
     free = [r for r in mine if r != by_hand and r not in others]
     assert columns.kept[free].all()
     assert not columns.kept[by_hand]
-    same = explorer.edits.columns.take(np.flatnonzero(explorer.folder.labels != label))
-    assert [c.tolist() for c in same] == [c.tolist() for c in other_classes]
+    assert [column.tolist() for column in columns.take(of_others)] == other_classes
 
 
-def test_what_cannot_be_written_is_not_done(folder: Path) -> None:
-    explorer = Explorer(folder)
+def test_what_cannot_be_written_is_not_done(explorer: Explorer) -> None:
     before = look(explorer)
     explorer.edits.journal.mkdir()
     with pytest.raises(UserError, match="nothing was changed"):
-        explorer.mark(rows(kept_row(explorer)), False)
+        drop_one(explorer)
     assert look(explorer) == before
-    assert explorer.edits.to_undo is None
-
-
-def test_the_journal_is_json_lines(folder: Path) -> None:
-    explorer = Explorer(folder)
-    explorer.note(rows(3), "n")
-    explorer.undo()
-    lines = [json.loads(line) for line in explorer.edits.journal.read_text().splitlines()]
-    assert lines[0]["keep"] == "keep.csv"
-    assert lines[1]["edit"] == "note on example 3"
-    assert lines[2] == {"undo": 1}
+    assert explorer.state()["undo"] is None

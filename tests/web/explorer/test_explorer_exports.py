@@ -18,65 +18,52 @@ from curation_folders import make_curation_folder
 from PIL import Image
 from safetensors.numpy import load_file
 
+from samepath.curation.folder import Pictures
 from samepath.errors import UserError
+from samepath.web.explorer import exports
 from samepath.web.explorer.explorer import Explorer
-from samepath.web.explorer.exports import (
-    MODULES,
-    csv_table,
-    page,
-    parquet_table,
-    write_export,
-)
-from samepath.web.explorer.folder import Pictures
-from samepath.web.guard import static_folder
+from samepath.web.explorer.exports import MODULES, thumbnail_sheets, thumbnail_size, write_export
+from samepath.web.server import static_folder
 
 
 @pytest.fixture
 def explorer(tmp_path: Path) -> Explorer:
     explorer = Explorer(make_curation_folder(tmp_path / "curated", 300))
-    explorer.mark(
-        np.array([int(np.flatnonzero(explorer.edits.columns.kept)[0])]), False, 'a "b", c'
-    )
+    explorer.mark(np.flatnonzero(explorer.edits.columns.kept)[:1], False, 'a "b", c')
     return explorer
 
 
 def check(rows: list[dict[str, Any]], explorer: Explorer) -> None:
-    folder, now = explorer.folder, explorer.edits.columns
+    curation, now = explorer.curation, explorer.edits.columns
     assert len(rows) == 300
     for k, row in enumerate(rows):
         assert int(row["index"]) == k
-        assert row["class"] == folder.class_names[folder.labels[k]]
-        assert np.float32(row["x"]) == folder.positions[k, 0]
-        assert folder.losses is not None
-        assert np.float32(row["loss"]) == folder.losses[k]
+        assert row["class"] == curation.class_names[curation.labels[k]]
+        assert np.float32(row["x"]) == curation.positions[k, 0]
+        assert np.float32(row["loss"]) == curation.columns["losses"][k]
         assert bool(int(row["kept"])) == now.kept[k]
         assert row["reason"] == now.reasons[k]
         assert row["note"] == now.notes[k]
 
 
-def test_csv_round_trip(explorer: Explorer) -> None:
-    text = csv_table(explorer).decode()
-    check(list(csv.DictReader(io.StringIO(text))), explorer)
-
-
-def test_parquet_round_trip(explorer: Explorer) -> None:
+def test_tables_round_trip(explorer: Explorer, tmp_path: Path) -> None:
+    write_export(explorer, tmp_path / "table.csv")
+    check(list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text()))), explorer)
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an extra")
-    table = pq.read_table(io.BytesIO(parquet_table(explorer)))
+    write_export(explorer, tmp_path / "table.parquet")
+    table = pq.read_table(tmp_path / "table.parquet")
     assert str(table.schema.field("x").type) == "float"
     assert str(table.schema.field("kept").type) == "bool"
     check(table.to_pylist(), explorer)
 
 
-def test_without_pyarrow_it_says_what_to_install(
+def test_what_cannot_be_exported(
     explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install 'samepath\[parquet\]'"):
         write_export(explorer, tmp_path / "table.parquet")
     assert not (tmp_path / "table.parquet").exists()
-
-
-def test_other_endings_are_refused(explorer: Explorer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\.html, \.csv or \.parquet"):
         write_export(explorer, tmp_path / "table.xlsx")
 
@@ -87,7 +74,7 @@ def test_the_page_holds_everything_and_trusts_only_itself(tmp_path: Path) -> Non
     evil = "</script><script>alert(1)</script>"
     about["class_names"][0] = about["recipe"] = evil
     (folder / "curation.json").write_text(json.dumps(about))
-    text = page(Explorer(folder))
+    text = exports.page(Explorer(folder)).decode()
     assert "alert(1)</script>" not in text
     assert "/static/" not in text
     assert not re.search(r"https?://(?!www\.w3\.org)", text)
@@ -125,9 +112,9 @@ def test_the_page_has_every_module_in_an_order_that_works() -> None:
 @pytest.mark.parametrize("kind", ["colour", "grey", "slices"])
 def test_sheets_hold_every_thumbnail(tmp_path: Path, kind: str) -> None:
     folder = make_curation_folder(tmp_path / "c", 150, pictures=kind)
-    pictures = Pictures(folder / "images.safetensors")
-    width, height = pictures.thumbnail_size()
-    sheets, (across, down) = pictures.sheets()
+    pictures = Pictures(folder / "images.safetensors", 150)
+    width, height = thumbnail_size(pictures)
+    sheets, (across, down) = thumbnail_sheets(pictures)
     images = load_file(folder / "images.safetensors")["images"]
     assert (height, width) == images.shape[1:3]
     opened = [np.asarray(Image.open(io.BytesIO(content))) for _, content in sheets]
@@ -141,10 +128,10 @@ def test_sheets_hold_every_thumbnail(tmp_path: Path, kind: str) -> None:
 def test_many_pictures_make_small_thumbnails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samepath.web.explorer.folder.MAX_SHEET_PIXELS", 150 * 8 * 8)
-    monkeypatch.setattr("samepath.web.explorer.folder.THUMBNAIL_SIDES", (16, 8))
+    monkeypatch.setattr(exports, "MAX_SHEET_PIXELS", 150 * 8 * 8)
+    monkeypatch.setattr(exports, "THUMBNAIL_SIDES", (16, 8))
     folder = make_curation_folder(tmp_path / "c", 150, pictures="slices")
-    pictures = Pictures(folder / "images.safetensors")
-    assert pictures.thumbnail_size() == (8, 3)
-    sheets, (across, _) = pictures.sheets()
+    pictures = Pictures(folder / "images.safetensors", 150)
+    assert thumbnail_size(pictures) == (8, 3)
+    sheets, (across, _) = thumbnail_sheets(pictures)
     assert Image.open(io.BytesIO(sheets[0][1])).size == (across * 8, -(-150 // across) * 3)

@@ -1,8 +1,8 @@
-"""This worker's place in the run, read from the variables that torchrun, mpirun and srun set; alone
-when there are none.
+"""This worker's place in the run, from the variables that torchrun, mpirun and srun set; alone when
+there are none.
 
-In: environment variables. Out: a Place. Nothing else is read, except that Slurm is asked for the
-address of a node whose name the network does not know.
+In: environment variables. Out: a Place. (Slurm is asked for the address of a node whose name the
+network does not know.)
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from samepath.errors import UserError
 from samepath.keys import key
+from samepath.owners import boot_id
 
 LOOPBACK = "127.0.0.1"
 
@@ -118,19 +120,14 @@ def _slurm(variables: Mapping[str, str]) -> Place:
 
 def _node_address(node: str) -> str:
     """Find where a Slurm node can be reached: by its name, or at the address Slurm has for it."""
-    try:
+    with suppress(OSError):
         return socket.gethostbyname(node)
-    except OSError:
-        pass
-    try:
-        asked = subprocess.run(
-            ["scontrol", "show", "node", node], capture_output=True, text=True, timeout=30
-        )
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = ["scontrol", "show", "node", node]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=30)
         match = re.search(r"\bNodeAddr=(\S+)", asked.stdout)
         if match is not None:
             return socket.gethostbyname(match[1])
-    except (OSError, subprocess.TimeoutExpired):
-        pass
     raise UserError(
         f"the address of worker 0's node {node!r} cannot be found; set MASTER_ADDR to it"
     )
@@ -139,6 +136,11 @@ def _node_address(node: str) -> str:
 def _port(variables: Mapping[str, str], *job: str) -> int:
     """MASTER_PORT, or one derived from the job so that two jobs on a machine do not meet."""
     return int(variables.get("MASTER_PORT") or 20000 + key("port", *job) % 12000)
+
+
+def machine_name() -> str:
+    """Name the host and its boot."""
+    return socket.gethostname() + boot_id()
 
 
 def first_host(node_list: str) -> str:

@@ -1,7 +1,7 @@
 """Workers of one machine talk through memory they all map: no sockets, no copies on the way.
 
 In: a Network that reaches all workers. Out: a Collective whose records and buckets lie in shared
-memory. Guaranteed: the additions of `collective.NetworkBucket`, in the same order; memory that
+memory. Guaranteed: the additions of `network.NetworkBucket`, in the same order; memory that
 vanishes with the last process (an anonymous memfd, never a file that could be left behind).
 
 Everyone announces how far it is by writing a number into its own slot and waits by reading the
@@ -26,14 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samepath.engine.comm.collective import (
-    Bucket,
-    Collective,
-    Network,
-    Record,
-    RowExchange,
-    machine_name,
-)
+from samepath import owners
+from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
+from samepath.engine.comm.environment import machine_name
+from samepath.engine.comm.network import Network
 from samepath.errors import WorkerLost
 from samepath.faults import fault_point
 from samepath.plan import Reduction
@@ -46,17 +42,9 @@ _fence = threading.Lock()
 
 
 def same_machine(network: Network) -> bool:
-    """True when every worker sees one host, and its processes by the same numbers."""
-    where = f"{_process_numbers()} {machine_name()}"
+    """Whether every worker sees one host, and its processes by the same numbers."""
+    where = f"{owners.world()} {machine_name()}"
     return len(set(network.gather_bytes(where.encode()))) == 1
-
-
-def _process_numbers() -> str:
-    """The PID namespace: in another one the same number is another process."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""  # a system that has none
 
 
 def fence() -> None:
@@ -109,9 +97,8 @@ class SharedMemory(Collective):
         turns_bytes = TURN_BYTES * self.num_workers
         memory = self.share(turns_bytes + 2 * self.num_workers * RECORD_BYTES)
         self._record_turns = turns_in(memory[:turns_bytes])
-        self._records = memory[turns_bytes:][: 2 * self.num_workers * RECORD_BYTES].reshape(
-            2, self.num_workers, RECORD_BYTES
-        )
+        records = memory[turns_bytes:][: 2 * self.num_workers * RECORD_BYTES]
+        self._records = records.reshape(2, self.num_workers, RECORD_BYTES)
         self._record_turn = 0
 
     def share(self, num_bytes: int) -> NDArray[np.uint8]:
@@ -234,9 +221,8 @@ class SharedBucket(Bucket):
         if most > self._capacity:  # the same on every worker
             self._allocate(most)
         self._reduction = reduction
-        self.rows = self._sums[
-            self._collective.worker, : reduction.num_sums[self._collective.worker]
-        ]
+        worker = self._collective.worker
+        self.rows = self._sums[worker, : reduction.num_sums[worker]]
         self._turn += 1
         self._chunk_added = False
 
@@ -265,12 +251,11 @@ class SharedBucket(Bucket):
 
     def progress(self) -> None:
         if not self._chunk_added and have_announced(self._posted, self._turn):
-            self._add_chunk()
+            self._add()
 
-    def _add_chunk(self) -> None:
+    def _add(self) -> None:
         fault_point("reduction")
-        if self.watch is not None:
-            self.watch("adding")
+        self.tell("adding")
         sums = [
             self._sums[worker, number, self._mine]
             for worker, count in enumerate(self._reduction.num_sums)
@@ -286,18 +271,16 @@ class SharedBucket(Bucket):
             torch.add(sums[last[0]], sums[last[1]], out=total)
         announce(self._added, self._collective.worker, self._turn)
         self._chunk_added = True
-        if self.watch is not None:
-            self.watch("added")
+        self.tell("added")
 
-    def settle(self) -> None:
+    def add_chunk(self) -> None:
         if not self._chunk_added:
             self._collective.await_turn(self._posted, self._turn)
-            self._add_chunk()
+            self._add()
 
     def finish(self) -> Tensor:
         self._collective.await_turn(self._added, self._turn)
-        if self.watch is not None:
-            self.watch("complete")
+        self.tell("complete")
         return self._total.copy_(self._shared_total)
 
 

@@ -12,9 +12,9 @@ tensors lie side by side in buckets, and a bucket that is full leaves at once.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,8 +40,7 @@ def add(left: Sums, right: Sums) -> Sums:
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """The place of a value: its bucket, and where in it."""
 
     bucket: int
@@ -85,15 +84,12 @@ class TreeSum:
         self._memory: list[int] = []
         dtypes = {slot.bucket: t.dtype for slot, t in zip(self._slots, tensors, strict=True)}
         self._worker = collective.worker
-        self.buckets: list[Bucket] = []
-        if collective.num_workers > 1:
-            self.buckets = [
-                collective.bucket(length, dtypes[number], exact=exact)
-                for number, length in enumerate(lengths)
-            ]
-        self._in_bucket = [0] * len(lengths)
-        for slot in self._slots:
-            self._in_bucket[slot.bucket] += 1
+        self.buckets: list[Bucket] = [
+            collective.bucket(length, dtypes[number], exact=exact)
+            for number, length in enumerate(lengths if collective.num_workers > 1 else ())
+        ]
+        in_bucket = Counter(slot.bucket for slot in self._slots)
+        self._in_bucket = [in_bucket[number] for number in range(len(lengths))]
 
     def begin(self, reduction: Reduction) -> None:
         """Get ready for a new batch."""
@@ -200,7 +196,7 @@ class TreeSum:
             (total,) = self._stack
             return total
         for bucket in self.buckets:
-            bucket.settle()
+            bucket.add_chunk()
         totals = [bucket.finish() for bucket in self.buckets]
         return [self._view(totals[slot.bucket], i) for i, slot in enumerate(self._slots)]
 

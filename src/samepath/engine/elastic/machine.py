@@ -1,8 +1,7 @@
 """A machine of a run whose workers come and go: what it brings, and where the run's leader listens.
 
-In: a run's folder, network interfaces. Out: a MachineOffer, a WorkerRange, the leader's Endpoint.
-The leader writes its endpoint to the folder (`meeting.json`), where machines that join read it.
-Guaranteed: only this user can read that file, which holds the run's secret.
+The leader writes its endpoint to the run's folder (`meeting.json`), where machines that join read
+it. Guaranteed: only this user can read that file, which holds the run's secret.
 """
 
 from __future__ import annotations
@@ -78,27 +77,28 @@ def is_led(folder: RunFolder) -> bool:
     return is_locked(folder.path) or leader_answers(folder)
 
 
-class EndpointWriter:
-    """Writes a leader's endpoint to the run's folder: now, or when a full disk has room again."""
+def endpoint_writer(
+    folder: RunFolder, endpoint: Endpoint, tell: Callable[[str], None]
+) -> Callable[[], bool]:
+    """Make what writes a leader's endpoint to the run's folder, now or, called again, when a full
+    disk has room; it returns whether it could."""
+    file, told = folder.path / ENDPOINT_FILE, False
 
-    def __init__(self, folder: RunFolder, endpoint: Endpoint, tell: Callable[[str], None]) -> None:
-        self._file, self._endpoint, self._tell = folder.path / ENDPOINT_FILE, endpoint, tell
-        self._told = False
-
-    def __call__(self) -> bool:
-        """True when it is written."""
+    def write() -> bool:
+        nonlocal told
         try:
-            text = json.dumps(asdict(self._endpoint))
-            write_atomically(self._file, text, sync=False, private=True)
+            write_atomically(file, json.dumps(asdict(endpoint)), sync=False, private=True)
         except OSError as error:
-            if not self._told:
-                self._tell(
-                    f"{self._file} cannot be written ({error.strerror}): other machines cannot "
-                    "join until it can"
+            if not told:
+                tell(
+                    f"{file} cannot be written ({error.strerror}): other machines cannot join "
+                    "until it can"
                 )
-            self._told = True
+            told = True
             return False
         return True
+
+    return write
 
 
 def address_towards(other: str) -> str:

@@ -2,19 +2,23 @@
 
 In: a training that is new, the memory of every worker's machine, the folder of worker 0. Out: the
 training in the state after that step. Guaranteed: all workers have the same step, bit for bit.
+Updates since the last state that was kept are made again from their gradients; where weights are
+not those that were updated then (a recipe that changes them behind its optimizer's back), none of
+the updates is used.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from samepath.engine.elastic import step_memory
-from samepath.engine.elastic.replay import replay
+from samepath.engine.elastic.ring import Portion
+from samepath.engine.elastic.step_memory import Change, Trail, weights_checksum
 from samepath.engine.state.resume import SavedStep, resume, share_newest, step_or_none, tell
-from samepath.engine.state.state import state_of
+from samepath.engine.state.state import digest, like, load_state, state_of
 from samepath.engine.step.step import Stepper
 
 _STEPS_LINES = 3
@@ -53,3 +57,40 @@ def recover(
     if missing > _STEPS_LINES and collective.worker == 0:
         note(f"{missing} lines of metrics were lost on a disk that took none; they come again")
     return resume(trainer, checkpoints, note, start=start, in_memory=mine)
+
+
+def replay(trainer: Stepper, trail: Trail, note: Callable[[str], None]) -> SavedStep:
+    """Make the updates of a trail again: its last step, or its start where that is impossible."""
+    if not trail.changes:
+        return trail.start
+    load_state(trainer, trail.start.state)
+    if digest(state_of(trainer)) != digest(trail.start.state):
+        return trail.start  # an optimizer that does not take its state back: not for us to judge
+    for change in trail.changes:
+        if not _has_weights(trainer, change.weights):
+            break
+        _make_again(trainer, change)
+    else:
+        if _has_weights(trainer, trail.weights):
+            return SavedStep(change.step, state_of(trainer).clone(), trail.progress)
+    note(
+        f"going on from step {trail.start.step}, not {trail.changes[-1].step}: weights are changed "
+        "by something other than the optimizer, whose updates can then not be made again"
+    )
+    return trail.start
+
+
+def _has_weights(trainer: Stepper, checksums: Mapping[Portion, int]) -> bool:
+    return all(weights_checksum(trainer.model, portion)() == c for portion, c in checksums.items())
+
+
+def _make_again(trainer: Stepper, change: Change) -> None:
+    tensors = change.tensors()
+    for name, parameter in trainer.model.named_parameters():
+        gradient = tensors.get(f"gradient/{name}")
+        parameter.grad = None if gradient is None else like(parameter, gradient)
+    for name, buffer in trainer.model.named_buffers():
+        buffer.copy_(tensors[f"buffers/{name}"])
+    trainer.update(change.choice, step=change.step - 1)
+    trainer.optimizer.zero_grad()
+    trainer.step_number = change.step

@@ -22,15 +22,9 @@ from dataclasses import dataclass
 
 from samepath.console import POLL_SECONDS, Patience
 from samepath.engine.comm.environment import LOOPBACK
-from samepath.engine.comm.store import open_store
+from samepath.engine.comm.network import open_store
 from samepath.engine.elastic.machine import WorkerRange
-from samepath.engine.elastic.signed_store import (
-    Endpoint,
-    EndpointLost,
-    LeaderLost,
-    SignedStore,
-    reach_store,
-)
+from samepath.engine.elastic.signed_store import Endpoint, LeaderLost, SignedStore, reach_store
 from samepath.errors import SamepathError
 
 FINISHED = "finished"
@@ -96,7 +90,7 @@ class Rendezvous:
         if self.leads:
             self._store.set("open", True)
         elif self._store.get("open") is None:
-            raise EndpointLost(
+            raise LeaderLost(
                 f"the process at {endpoint.address}:{endpoint.port} belongs to another run"
             )
         self.round: RendezvousRound | None = None

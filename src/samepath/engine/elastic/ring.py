@@ -254,8 +254,12 @@ def files(run_id: str) -> list[Path]:
 def writer_lives(file: Path) -> bool:
     """Whether the process that writes a file lives."""
     _, process, token, _ = file.name.split(".")
-    more = token.rpartition("-")[0]  # an older samepath gives its number alone
-    return owners.lives(f"{process}-{more}" if more else process)
+    return owners.lives(f"{process}-{token.rpartition('-')[0]}")
+
+
+def files_of_the_dead(run_id: str) -> list[Path]:
+    """The files of a run whose writers do not live."""
+    return [file for file in files(run_id) if not writer_lives(file)]
 
 
 def newest_step(file: Path) -> int:

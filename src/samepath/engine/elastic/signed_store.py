@@ -1,9 +1,8 @@
 """The store of a run whose workers come and go; it believes only holders of the run's secret.
 
 In: torch's TCPStore, a secret. Out: values by name. Guaranteed: a value whose signature
-(HMAC-SHA256 over its name and text) is wrong is refused, and values are JSON: nothing is unpickled;
-every question has a time limit. Values are not hidden, and counts (`add`) are not signed: a process
-that reaches the port can disturb a run.
+(HMAC-SHA256 over its name and text) is wrong is refused; nothing is unpickled; every question has a
+time limit. Values are not hidden and counts not signed: who reaches the port can disturb a run.
 """
 
 from __future__ import annotations
@@ -22,16 +21,12 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from samepath.engine.comm.store import STORE_SECONDS
+from samepath.engine.comm.network import STORE_SECONDS
 from samepath.errors import SamepathError
 
 
 class LeaderLost(SamepathError):
-    """The leader's store does not answer."""
-
-
-class EndpointLost(LeaderLost):
-    """No process answers at a run's endpoint, or the one that does belongs to another run."""
+    """The leader's store does not answer, or what answers there belongs to another run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +41,7 @@ class Endpoint:
 
 
 def reach_store(address: str, port: int) -> TCPStore:
-    """Connect to a leader's store; EndpointLost if no process answers there."""
+    """Connect to a leader's store; LeaderLost if no process answers there."""
     made: Queue[TCPStore | Exception] = Queue(1)
 
     def reach() -> None:
@@ -66,7 +61,7 @@ def reach_store(address: str, port: int) -> TCPStore:
         store = TimeoutError("it takes connections and says nothing")
     if isinstance(store, Exception):
         reason = str(store).partition("\n")[0]
-        raise EndpointLost(f"no answer at {address}:{port} ({reason})")
+        raise LeaderLost(f"no answer at {address}:{port} ({reason})")
     return store
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,11 @@ _WORTH = 0.5
 """A change is to have at most so much of the bytes of a state."""
 
 
+def checksums_in(entries: list[RingEntry]) -> dict[Portion, int]:
+    """Checksums of the weights, of those workers that noted them."""
+    return {e.portion: e.content["weights"] for e in entries if "weights" in e.content}
+
+
 @dataclass(frozen=True)
 class Change:
     """What led from one step to the next."""
@@ -50,6 +55,11 @@ class Change:
     weights: dict[Portion, int]
     """Checksums of what was updated."""
     entries: list[RingEntry]
+
+    @classmethod
+    def made_of(cls, entries: list[RingEntry]) -> Change:
+        pace, weights = Choice(**entries[0].content["pace"]), checksums_in(entries)
+        return cls(entries[0].step, pace, weights, entries)
 
     def tensors(self) -> dict[str, Tensor]:
         """The gradient as the optimizer got it, and the model's buffers: read only now, because
@@ -123,7 +133,7 @@ class StepMemory:
             return False
         tensors = gradient_and_buffers(trainer.model)
         if self._changes is None or self._changes.layout != ring.layout_of(tensors):
-            if self._since_whole or _of_the_dead(self._run_id):
+            if self._since_whole or ring.files_of_the_dead(self._run_id):
                 return False  # what is there is needed until all of the state is kept again
             self._take_changes(trainer.model, tensors)
         if self._changes is None:
@@ -174,7 +184,7 @@ class StepMemory:
             try:
                 self._write_step(step, state, note)
             except OSError:  # no room beside what the dead have left: better the newest than two
-                _remove(_of_the_dead(self._run_id))
+                forget(self._run_id)
                 self._write_step(step, state, note)
         except OSError as error:
             self._works = self._takes_changes = False
@@ -262,7 +272,7 @@ class StepMemory:
         with the first the portions of other workers need not be there yet."""
         self._num_written += 1
         if self._num_written == 2:
-            _remove(_of_the_dead(self._run_id))
+            forget(self._run_id)
         _remove([file for file, written in self._retired if self._num_written >= written + 2])
         self._retired = [r for r in self._retired if self._num_written < r[1] + 2]
 
@@ -305,13 +315,9 @@ def newest(
     state = State(ring.join_entries(wholes[start]), wholes[start][0].content["structure"])
     return Trail(
         SavedStep(start, state, progress[start]),
-        [_change(changes[step]) for step in range(start + 1, end + 1)],
+        [Change.made_of(changes[step]) for step in range(start + 1, end + 1)],
         progress[end],
-        {
-            entry.portion: entry.content["weights"]
-            for entry in notes.get(end, [])
-            if "weights" in entry.content
-        },
+        checksums_in(notes.get(end, [])),
     )
 
 
@@ -321,50 +327,11 @@ def _reached(step: int, changes: Container[int]) -> Iterator[int]:
         yield step
 
 
-def _change(those: list[RingEntry]) -> Change:
-    return Change(
-        those[0].step,
-        Choice(**those[0].content["pace"]),
-        {entry.portion: entry.content["weights"] for entry in those},
-        those,
-    )
-
-
 def forget(run_id: str) -> None:
     """Remove the step memory of a run that has finished, or left this machine."""
-    _remove(_of_the_dead(run_id))
-
-
-def forget_strangers(is_wanted: Callable[[str, Path], bool]) -> None:
-    """Remove what belongs to no run any more: `is_wanted` is asked with a run and its folder."""
-    _remove(strangers(is_wanted))
-
-
-def strangers(is_wanted: Callable[[str, Path], bool]) -> list[Path]:
-    """The files of runs that are not wanted."""
-    runs: dict[str, list[Path]] = {}
-    for file in _of_the_dead("*"):
-        runs.setdefault(file.name.split(".")[0], []).append(file)
-    found: list[Path] = []
-    for files in runs.values():
-        # the small ones first: of a large one every byte is read before it is believed
-        known = (ring.run_of(file) for file in sorted(files, key=_size))
-        run = next((run for run in known if run is not None), None)
-        if run is None or not is_wanted(*run):
-            found += files
-    return found
-
-
-def _size(file: Path) -> int:
-    with suppress(OSError):  # just removed
-        return file.stat().st_size
-    return 0
+    _remove(ring.files_of_the_dead(run_id))
 
 
 def _remove(files: list[Path]) -> None:
     for file in files:
         file.unlink(missing_ok=True)
-
-
-def _of_the_dead(run_id: str) -> list[Path]:
-    return [file for file in ring.files(run_id) if not ring.writer_lives(file)]

@@ -14,22 +14,22 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 
-from samepath.console import Patience, WaitedTooLong
-from samepath.engine.comm.collective import machine_name
-from samepath.engine.comm.environment import LOOPBACK
+from samepath.console import Patience, WaitedTooLong, say
+from samepath.engine.comm.environment import LOOPBACK, machine_name
 from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.machine import (
     ENDPOINT_FILE,
-    EndpointWriter,
     MachineOffer,
     WorkerRange,
+    endpoint_writer,
     read_endpoint,
 )
 from samepath.engine.elastic.rendezvous import (
@@ -40,14 +40,14 @@ from samepath.engine.elastic.rendezvous import (
 )
 from samepath.engine.elastic.signed_store import LeaderLost
 from samepath.engine.launch import leftovers
-from samepath.engine.launch.processes import (
+from samepath.engine.launch.launch import (
     CAUSE_SECONDS,
     POLL_SECONDS,
     SHUTDOWN_SECONDS,
-    WorkerPlaces,
     interruptible,
     launching,
     start_workers,
+    worker_variables,
 )
 from samepath.engine.launch.reports import WorkerReport, read_reports
 from samepath.engine.state.run_folder import ENDED, RunFolder
@@ -75,28 +75,19 @@ QUIET_SECONDS = 1.0
 """Four heartbeats: a worker without one for so long may be the one that others have lost."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultTolerance:
-    """How a run bears failures."""
-
-    timeout_seconds: float
-    """A worker without a heartbeat for so long counts as dead."""
-    tell: Callable[[str], None]
-    is_over: Callable[[], bool] = lambda: False
-    """Whether all of the run is on disk: a failure after that loses nothing."""
-
-
 def take_part(
     folder: RunFolder,
     function: Callable[..., Any],
     arguments: Sequence[Any],
     worker_range: WorkerRange,
     machine: MachineOffer,
-    tolerance: FaultTolerance,
+    timeout_seconds: float,
+    tell: Callable[[str], None] = say,
 ) -> None:
-    """Be one of a run's machines until the run has ended."""
-    leftovers.clear_before(folder.run_id())
-    tell, reach_seconds = tolerance.tell, REACH_SECONDS
+    """Be one of a run's machines until the run has ended; a worker without a heartbeat for
+    `timeout_seconds` counts as dead."""
+    leftovers.remove(leftovers.find(folder.run_id()))
+    reach_seconds = REACH_SECONDS
     while True:
         with interruptible():
             rendezvous = lead_or_join(folder, worker_range, machine, tell, reach_seconds)
@@ -104,7 +95,7 @@ def take_part(
         machine = replace(machine, expected=1, address=machine.reached_from(rendezvous.endpoint))
         try:
             with owned_folder() as reports:
-                agent = Agent(rendezvous, machine, tolerance, Path(reports))
+                agent = Agent(rendezvous, machine, folder, Path(reports), timeout_seconds, tell)
                 _run_until_closed(agent, function, arguments)
             return
         except RendezvousClosed as error:
@@ -152,39 +143,25 @@ def lead_or_join(
 ) -> Rendezvous:
     """Lead the run if no other machine does, else join the one that does."""
     patience = Patience(machine.wait_seconds, tell)
+    open_ = partial(
+        Rendezvous, worker_range, machine.workers, wait_seconds=machine.wait_seconds, tell=tell
+    )
+    here = machine_name()
     tried, began = None, 0.0
     while True:
         endpoint = None if folder.holds_lock else read_endpoint(folder)
-        elsewhere = (
-            endpoint is not None
-            and endpoint.address == LOOPBACK
-            and endpoint.machine != machine_name()
-        )
+        elsewhere = endpoint and endpoint.address == LOOPBACK and endpoint.machine != here
         why = ""
         if endpoint != tried:
             tried, began = endpoint, time.monotonic()
         if endpoint is not None and not elsewhere:
             try:
-                return Rendezvous(
-                    worker_range,
-                    machine.workers,
-                    endpoint=endpoint,
-                    wait_seconds=machine.wait_seconds,
-                    tell=tell,
-                )
+                return open_(endpoint=endpoint)
             except LeaderLost as error:  # that one is gone, and the lock says when
                 why = str(error)
         if folder.try_lock():  # not before that: some file systems have no locks
-            opened = Rendezvous(
-                worker_range,
-                machine.workers,
-                address=machine.address,
-                machine=machine_name(),
-                expected=machine.expected,
-                wait_seconds=machine.wait_seconds,
-                tell=tell,
-            )
-            opened.announce(EndpointWriter(folder, opened.endpoint, tell))
+            opened = open_(address=machine.address, machine=here, expected=machine.expected)
+            opened.announce(endpoint_writer(folder, opened.endpoint, tell))
             if machine.address == LOOPBACK or not _another_leads(folder, opened):
                 return opened
             opened.leave()
@@ -197,19 +174,14 @@ def lead_or_join(
                 "start it with --interface NAME to take in other machines"
             )
         if why and time.monotonic() - began > reach_seconds:
-            raise _unreachable(folder, why, reach_seconds, machine)
+            through = machine.interface and f"goes through {machine.interface}"
+            raise WorkerFailed(
+                f"the leader of the run in {folder.path} could not be reached for "
+                f"{reach_seconds:.0f} s: {why}; look for a firewall between the machines, and "
+                "whether the leader's --interface is of a network that this machine is in (this "
+                f"one {through or 'has no --interface'})"
+            )
         patience.pause(f"the leader of the run in {folder.path}{why and f': {why}'}")
-
-
-def _unreachable(
-    folder: RunFolder, why: str, seconds: float, machine: MachineOffer
-) -> WorkerFailed:
-    through = f"goes through {machine.interface}" if machine.interface else "has no --interface"
-    return WorkerFailed(
-        f"the leader of the run in {folder.path} could not be reached for {seconds:.0f} s: {why}; "
-        "look for a firewall between the machines, and whether the leader's --interface is of a "
-        f"network that this machine is in (this one {through})"
-    )
 
 
 def _another_leads(folder: RunFolder, mine: Rendezvous) -> bool:
@@ -222,12 +194,8 @@ def _another_leads(folder: RunFolder, mine: Rendezvous) -> bool:
 # ---- the workers
 
 
-class Outcome(Enum):
-    """What a look at the workers of this machine says."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
+Outcome = Enum("Outcome", ["RUNNING", "FINISHED", "FAILED"])
+"""What a look at the workers of this machine says."""
 
 
 class Agent:
@@ -237,13 +205,17 @@ class Agent:
         self,
         rendezvous: Rendezvous,
         machine: MachineOffer,
-        tolerance: FaultTolerance,
+        folder: RunFolder,
         reports: Path,
+        timeout_seconds: float,
+        tell: Callable[[str], None],
     ) -> None:
         self.rendezvous = rendezvous
         self.reports = reports
         self._interface = machine.interface
-        self._tolerance = tolerance
+        self._folder = folder
+        self._timeout = timeout_seconds
+        self._tell = tell
         self._workers: PContext | None = None
         self._slots = list(range(rendezvous.workers_here))
         self._failures: list[tuple[bool, int | None]] = []
@@ -281,21 +253,20 @@ class Agent:
         self._first = round_.first
         self._heartbeats = heartbeat.Heartbeats(self.reports / "heartbeats", round_.here)
         endpoint = self.rendezvous.endpoint
-        places = WorkerPlaces(
-            num_here=round_.here,
-            num_workers=round_.num_workers,
+        variables = worker_variables(
+            self._slots[: round_.here],
+            round_.num_workers,
+            endpoint.address,
+            endpoint.port,
+            self.rendezvous.store_prefix,
             first=round_.first,
-            address=endpoint.address,
-            port=endpoint.port,
-            prefix=self.rendezvous.store_prefix,
-            slots=self._slots,
             machine=round_.rank,
             num_machines=round_.num_machines,
         )
         more = {heartbeat.VARIABLE: str(self._heartbeats.path)}
         if self._interface is not None:
             more |= {"GLOO_SOCKET_IFNAME": self._interface, "NCCL_SOCKET_IFNAME": self._interface}
-        variables = [places.variables(here) | more for here in range(round_.here)]
+        variables = [mine | more for mine in variables]
         self._workers = start_workers(function, arguments, variables, self.reports, elastic=True)
         self._heartbeats.expect()  # from now: the fork server may have had torch to import
 
@@ -315,12 +286,9 @@ class Agent:
     def _look(self) -> Outcome:
         """How the workers are; if one has failed, what follows from it is decided."""
         processes = self._workers._pc.processes  # type: ignore[union-attr]
-        codes: dict[int, int | None] = {
-            here: process.exitcode for here, process in enumerate(processes)
-        }
-        timeout = self._tolerance.timeout_seconds
+        codes: dict[int, int | None] = {n: process.exitcode for n, process in enumerate(processes)}
         failed = {here: code for here, code in codes.items() if code}
-        frozen = [here for here in self._heartbeats.silent(timeout) if codes[here] is None]
+        frozen = [here for here in self._heartbeats.silent(self._timeout) if codes[here] is None]
         if not failed and not frozen:
             return Outcome.FINISHED if set(codes.values()) == {0} else Outcome.RUNNING
         reports = read_reports(self.reports)
@@ -330,13 +298,14 @@ class Agent:
             return Outcome.RUNNING
         pids = {here: processes[here].pid for here in codes}
         self._kill()
-        if self._tolerance.is_over():
-            return Outcome.FINISHED
+        with suppress(OSError, UserError):  # a disk that does not answer now
+            if self._folder.read()["status"] in ENDED:
+                return Outcome.FINISHED  # all is on disk: a failure after that loses nothing
         found = [
             reports.get(self._first + here)
             or WorkerReport.of_exit(self._first + here, code, pids[here])
             for here, code in failed.items()
-        ] + [WorkerReport.of_frozen(self._first + here, timeout) for here in frozen]
+        ] + [WorkerReport.of_frozen(self._first + here, self._timeout) for here in frozen]
         cause = min(found, key=lambda report: (report.secondary, report.regroup, report.time))
         self._decide(cause)
         return Outcome.FAILED
@@ -376,7 +345,7 @@ class Agent:
         if cause.final or too_often:
             self._failure = cause.error()
             return
-        self._tolerance.tell(f"{cause.words()}; going on from the last completed step")
+        self._tell(f"{cause.words()}; going on from the last completed step")
         again = cause.signal or self._failures[-FAULTS:] == [(True, slot)] * FAULTS
         if slot is not None and again:
             self._leave_out(slot)
@@ -389,4 +358,4 @@ class Agent:
             self._slots.remove(slot)
             self.rendezvous.workers_here -= 1
             left = len(self._slots)
-            self._tolerance.tell(f"going on without it: {left} left on this machine")
+            self._tell(f"going on without it: {left} left on this machine")

@@ -1,35 +1,66 @@
-"""A fixed number of workers on this machine, and what became of them.
+"""Starting the worker processes of this machine, and stopping the launcher.
 
-In: a function (or a script) and a worker count. Out: it has run on that many workers, or an error
-that carries the first failing worker's own words. Guaranteed: when one worker fails the others are
-ended within seconds; signals reach the workers, which then have `SHUTDOWN_SECONDS` to save. The
-launcher opens one store, through which the workers find each other, and starts no thread.
+In: a function (or a script) and a worker count, or the variables of each worker. Out: it has run on
+a fixed number of workers, or an error that carries the first failing worker's own words
+(`launch`, `launch_script`); or running processes, which torch's elastic multiprocessing started
+(`start_workers`). Guaranteed: when one of a fixed number fails the others are ended within seconds;
+what a worker raises is left where the launcher finds it; signals reach the launcher alone, which
+passes them on, and workers then have `SHUTDOWN_SECONDS` to save; a worker ends with its launcher; a
+long TMPDIR or a full /dev/shm is no riddle.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    PContext,
+    SignalException,
+    start_processes,
+)
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from samepath.console import drop_closed_outputs, not_ignored, say
 from samepath.engine.comm.environment import LOOPBACK
-from samepath.engine.comm.store import open_store
-from samepath.engine.launch.processes import (
-    POLL_SECONDS,
-    SHUTDOWN_SECONDS,
-    WorkerPlaces,
-    launching,
-    start_workers,
-)
-from samepath.engine.launch.reports import WorkerReport, read_reports
+from samepath.engine.comm.network import open_store
+from samepath.engine.launch.leftovers import mark_socket_folder, marked_semaphores
+from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
 from samepath.errors import SamepathError, WorkerFailed
+from samepath.orphans import die_with_launcher
 from samepath.owners import owned_folder
+from samepath.threads import threads_of_children
+
+SHUTDOWN_SECONDS = 30
+"""How long workers that were told to stop have to save."""
+POLL_SECONDS = 0.1
+"""How often a launcher looks at its workers."""
+CAUSE_SECONDS = 2.0
+"""A worker that raises closes its connections, and so is lost by the others, before it has said
+why: so long its report is waited for."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What a launcher is stopped by."""
+LONGEST_TMPDIR = 60
+_TALKATIVE = ("torch.distributed", "torch.multiprocessing.spawn")
+
+
+# ---- a fixed number of workers
 
 
 def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: int) -> None:
@@ -48,15 +79,9 @@ def _launch(
     is_script = isinstance(entrypoint, str)
     with owned_folder() as folder, launching(reports := Path(folder), is_script=is_script):
         _store, port = open_store(LOOPBACK)
-        places = WorkerPlaces(
-            num_here=num_workers,
-            num_workers=num_workers,
-            address=LOOPBACK,
-            port=port,
-            prefix=secrets.token_hex(16),
-            slots=range(num_workers),
+        variables = worker_variables(
+            range(num_workers), num_workers, LOOPBACK, port, secrets.token_hex(16)
         )
-        variables = [places.variables(worker) for worker in range(num_workers)]
         workers = start_workers(entrypoint, arguments, variables, reports)
         try:
             result = workers.wait(period=POLL_SECONDS)
@@ -87,3 +112,198 @@ def _first_failure(reports: Path, failures: dict[int, ProcessFailure]) -> Samepa
         key=lambda f: (f[1].exitcode == -signal.SIGTERM, f[1].timestamp, f[1].exitcode == 1),
     )
     return WorkerFailed(WorkerReport.of_exit(worker, failure.exitcode, failure.pid).message)
+
+
+# ---- workers of any launcher
+
+
+def worker_variables(
+    slots: Sequence[int],
+    num_workers: int,
+    address: str,
+    port: int,
+    prefix: str,
+    *,
+    first: int = 0,
+    machine: int = 0,
+    num_machines: int = 1,
+) -> list[dict[str, str]]:
+    """Make the environment variables, torchrun's, of one machine's workers: each takes the GPU of
+    its slot, the first has number `first`; they find each other in the store at `address` under
+    names that begin with `prefix`."""
+    # a fork server passes on the environment that it was started with, not today's
+    kept = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    common = {name: os.environ[name] for name in kept if name in os.environ} | {
+        "WORLD_SIZE": str(num_workers),
+        "LOCAL_WORLD_SIZE": str(len(slots)),
+        "GROUP_RANK": str(machine),
+        "GROUP_WORLD_SIZE": str(num_machines),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(num_workers),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": prefix.partition("/")[0],
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "SAMEPATH_STORE": prefix,
+    }
+    return [
+        common
+        | dict.fromkeys(("RANK", "ROLE_RANK"), str(first + here))
+        | {"LOCAL_RANK": str(slot), "SAMEPATH_HERE": str(here)}
+        for here, slot in enumerate(slots)
+    ]
+
+
+def start_workers(
+    entrypoint: Callable[..., Any] | str,
+    arguments: Sequence[Any],
+    variables: Sequence[dict[str, str]],
+    reports: Path,
+    *,
+    elastic: bool = False,
+) -> PContext:
+    """Start a worker for each set of environment variables; within `launching`."""
+    start_method = "spawn"
+    if not isinstance(entrypoint, str):
+        # Forked from a server that has imported torch once and started no thread
+        start_method = "forkserver"
+        multiprocessing.get_context("forkserver").set_forkserver_preload(
+            [
+                "samepath.engine.launch.forked",
+                "samepath.engine.worker",
+                "torch._inductor.config",  # which use_deterministic_algorithms needs
+            ]
+        )
+        _make_room_for_sockets()
+        arguments = (entrypoint, tuple(arguments), str(reports), elastic)
+        entrypoint = _reporting
+    multiprocessing.util.get_temp_dir()  # made where it was to be: the fork server's
+    answers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        # torch leaves a worker's pickled exception in the temporary folder: here, in one that
+        # is ours alone, and goes
+        with _temporary_folder(str(reports)), marked_semaphores():
+            return start_processes(
+                name="default",
+                entrypoint=entrypoint,
+                args=dict.fromkeys(range(len(variables)), tuple(arguments)),
+                envs=dict(enumerate(variables)),
+                logs_specs=DefaultLogsSpecs(log_dir=tempfile.mkdtemp(dir=reports)),
+                start_method=start_method,
+            )
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, answer in answers.items():  # torch has put its own in their place
+                signal.signal(number, answer)
+
+
+@contextmanager
+def _temporary_folder(folder: str | None) -> Iterator[None]:
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def _make_room_for_sockets() -> None:
+    """Put the fork server's socket, whose path has at most 107 bytes, into /tmp where TMPDIR is
+    long (clusters have such)."""
+    is_long = len(os.fsencode(tempfile.gettempdir())) > LONGEST_TMPDIR
+    with _temporary_folder("/tmp" if is_long else tempfile.tempdir):
+        mark_socket_folder()  # made once, and removed in the end
+
+
+@contextmanager
+def launching(reports: Path, *, is_script: bool = False) -> Iterator[None]:
+    """Around the life of workers: SignalException stops the launcher, and what ends it is raised as
+    an error that a user can act on."""
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # we report, in fewer words
+    warnings.filterwarnings("ignore", module="torch.distributed.elastic")
+    try:
+        # Sessions set the plan's threads themselves; a script's others are its own
+        with _signals_heard(), threads_of_children(1, unless_set=is_script):
+            yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        raise WorkerFailed(
+            f"workers cannot be started ({error.strerror}: /dev/shm or the temporary folder takes "
+            "nothing more); free space there, then continue with --resume"
+        ) from None
+    except SignalException as error:
+        failed = [report for report in read_reports(reports).values() if report.not_saved]
+        raise failed[0].error() if failed else Interrupted(int(error.sigval)) from None
+
+
+@contextmanager
+def _signals_heard() -> Iterator[None]:
+    """Signals raise SignalException in here; those that come later are answered as before."""
+    in_main_thread = threading.current_thread() is threading.main_thread()  # only there any are
+    before = {n: signal.getsignal(n) for n in (not_ignored(SIGNALS) if in_main_thread else ())}
+    hung_up = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal hung_up
+        if number == signal.SIGHUP:
+            drop_closed_outputs()
+            if hung_up:  # a shell and the kernel both tell; workers are saving by now
+                return
+            hung_up = True
+        raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
+
+    try:
+        for number in before:
+            signal.signal(number, hear)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Signals end what is done in here, and what was made for it is cleared away."""
+    try:
+        with _signals_heard():
+            yield
+    except SignalException as error:
+        raise Interrupted(int(error.sigval)) from None
+
+
+def _reporting(
+    function: Callable[..., Any], arguments: tuple[Any, ...], reports: str, elastic: bool
+) -> None:
+    """Run a worker, and leave what it raises where the launcher finds it."""
+    os.setpgid(0, 0)  # Ctrl-C reaches the launcher alone, which passes it on: once
+    die_with_launcher()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # until there is something to save
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
+    if elastic:
+        from samepath.engine.elastic import heartbeat
+
+        heartbeat.begin(int(os.environ["SAMEPATH_HERE"]))
+    try:
+        function(*arguments)
+    except BaseException as error:
+        report = WorkerReport.of_error(int(os.environ["RANK"]), error)
+        try:
+            report.write(Path(reports))
+        except OSError:  # the temporary folder is full: then a person at least can read it
+            say(report.words())
+        if report.secondary and not elastic:
+            time.sleep(CAUSE_SECONDS)  # torch looks at the first failure, and ends the rest
+        if isinstance(error, SystemExit):  # which torch takes for a good end if its code is 0
+            raise WorkerFailed(f"it called sys.exit({error.code!r})") from error
+        raise
+    if elastic:
+        # torch would have it wait for an Event, and its launcher, which sets it, wait until all
+        # workers wake: forever, if one of them is frozen by then
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+        multiprocessing.util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(0)

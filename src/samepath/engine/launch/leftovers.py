@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from samepath import owners
-from samepath.engine.elastic import ring, step_memory
+from samepath.engine.elastic import ring
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import UserError
@@ -44,11 +44,9 @@ class Leftover:
     num_bytes: int
 
 
-def find() -> list[Leftover]:
-    """List all that can go."""
-    steps = step_memory.strangers(is_wanted)
-    kept = [Leftover(file, "last step of a run", _size(file)) for file in steps]
-    return [*kept, *_semaphores(), *_folders()]
+def find(run_id: str | None = None) -> list[Leftover]:
+    """List all that can go: nothing of this run (whose folder may have been moved)."""
+    return [*_steps(run_id), *_semaphores(), *_folders()]
 
 
 def remove(found: list[Leftover]) -> list[Leftover]:
@@ -60,13 +58,6 @@ def remove(found: list[Leftover]) -> list[Leftover]:
             else:
                 each.path.unlink()
     return [each for each in found if os.path.lexists(each.path)]
-
-
-def clear_before(run_id: str | None) -> None:
-    """Remove what can go before a run begins, but nothing of that run (whose folder may have been
-    moved since)."""
-    step_memory.forget_strangers(lambda run, path: run == run_id or is_wanted(run, path))
-    remove([*_semaphores(), *_folders()])
 
 
 def is_wanted(run_id: str, folder: Path) -> bool:
@@ -109,6 +100,18 @@ def mark_socket_folder() -> None:
         with suppress(OSError):  # a full disk: said when workers cannot be started for it
             folder = Path(multiprocessing.util.get_temp_dir())
             (folder / OWNER).write_text(owners.mark())
+
+
+def _steps(run_id: str | None) -> Iterator[Leftover]:
+    runs: dict[str, list[Path]] = {}
+    for file in ring.files_of_the_dead("*"):
+        runs.setdefault(file.name.split(".")[0], []).append(file)
+    for files in runs.values():
+        # the small ones first: of a large one every byte is read before it is believed
+        known = (ring.run_of(file) for file in sorted(files, key=_size))
+        run = next((run for run in known if run is not None), None)
+        if run is None or not (run[0] == run_id or is_wanted(*run)):
+            yield from (Leftover(file, "last step of a run", _size(file)) for file in files)
 
 
 def _semaphores() -> Iterator[Leftover]:

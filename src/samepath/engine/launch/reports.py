@@ -48,9 +48,8 @@ class WorkerReport:
     message: str
     time: float
     """On the machine's monotonic clock."""
-    raised: bool = False
-    """It ended by an exception, whose traceback there is."""
     traceback: str = ""
+    """Of the exception by which it ended, if it raised one."""
     user: bool = False
     """The cause is something the user can change."""
     ours: bool = False
@@ -66,13 +65,16 @@ class WorkerReport:
     regroup: bool = False
     """It stopped because another worker leaves."""
 
+    @property
+    def raised(self) -> bool:
+        return bool(self.traceback)
+
     @classmethod
     def of_error(cls, worker: int, error: BaseException) -> WorkerReport:
         return cls(
             worker=worker,
             message=str(error),
             time=time.monotonic(),
-            raised=True,
             traceback=traceback.format_exc(),
             user=isinstance(error, UserError),
             ours=isinstance(error, SamepathError),
@@ -92,11 +94,8 @@ class WorkerReport:
 
     @classmethod
     def of_frozen(cls, worker: int, seconds: float) -> WorkerReport:
-        return cls(
-            worker=worker,
-            message=f"worker {worker} has given no sign of life for {seconds:.0f} s",
-            time=time.monotonic(),
-        )
+        message = f"worker {worker} has given no sign of life for {seconds:.0f} s"
+        return cls(worker=worker, message=message, time=time.monotonic())
 
     def write(self, folder: Path) -> None:
         (folder / f"worker-{self.worker}.json").write_text(json.dumps(asdict(self)))

@@ -19,8 +19,9 @@ from torch.utils import deterministic
 
 from samepath.data import seed_everything
 from samepath.data.loaders import TIMEOUT_SECONDS
-from samepath.engine.comm.collective import Alone, Collective, Network
+from samepath.engine.comm.collective import Alone, Collective
 from samepath.engine.comm.environment import Place, read_place
+from samepath.engine.comm.network import Network
 from samepath.engine.comm.shared_memory import SharedMemory, same_machine
 from samepath.engine.run.memory import keep_freed_memory
 from samepath.engine.run.trainer import Trainer

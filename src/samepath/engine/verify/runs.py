@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.launch.processes import interruptible
+from samepath.engine.launch.launch import interruptible
 from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train

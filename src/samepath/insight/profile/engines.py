@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.data import Draws, GrainRequest, Loaders, as_source, seed_everything
-from samepath.engine.comm.peers import Peers, data_parallel
+from samepath.engine.comm.network import Peers, data_parallel
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session

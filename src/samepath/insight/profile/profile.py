@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from samepath.console import SilentWatcher, Watcher
-from samepath.engine.comm.collective import Collective, machine_name
-from samepath.engine.comm.environment import read_place
-from samepath.engine.comm.peers import Peers
+from samepath.engine.comm.collective import Collective
+from samepath.engine.comm.environment import machine_name, read_place
+from samepath.engine.comm.network import Peers
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.options import Options, Overrides, recipe_of, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers

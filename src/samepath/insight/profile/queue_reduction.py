@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samepath.engine.comm.peers import Peers
+from samepath.engine.comm.network import Peers
 from samepath.errors import UserError, WorkerLost
 from samepath.insight.profile.recorder import PhaseRecorder
 

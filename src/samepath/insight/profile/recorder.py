@@ -206,10 +206,10 @@ class TimedBucket(Bucket):
     def progress(self) -> None:
         self._inner.progress()
 
-    def settle(self) -> None:
+    def add_chunk(self) -> None:
         self._settling = True
         self._recorder.switch("wait", self._name)
-        self._inner.settle()
+        self._inner.add_chunk()
         self._recorder.switch(None)
         self._settling = False
 

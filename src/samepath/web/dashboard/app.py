@@ -2,32 +2,34 @@
 
 In: HTTP requests that the guard let through. Out: JSON, pictures, pages, and the page itself.
 Guaranteed: nothing is changed, whatever is asked; no path is made of what a request says; a report
-that was found is sent so that no script of its can run, wherever it is opened.
+that was found is not trusted: it is sent so that no script of its can run, wherever it is opened,
+and shown in the page with only tags of a short list, without attributes, and with only the pictures
+that are inside it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from samepath.errors import UserError
-from samepath.web.dashboard.contents import FolderContents, NotFound
-from samepath.web.dashboard.reports import DOWNLOADS, PICTURES, take_apart
-from samepath.web.guard import HEADERS, static_folder
-from samepath.web.serve import LocalPage, guarded_app, listen, local_page
+from samepath.web.dashboard.contents import DOWNLOADS, PICTURES, FolderContents, NotFound
+from samepath.web.server import POLICY, LocalPage, guarded_app, listen
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
-POLICY = HEADERS["content-security-policy"].replace("img-src 'self'", "img-src 'self' data:")
+PAGE_POLICY = POLICY.replace("img-src 'self'", "img-src 'self' data:")
 """Pictures of reports are inside them, as data."""
 REPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -42,12 +44,6 @@ def ui_app(contents: FolderContents, token: str) -> ASGIApp:
     from starlette.exceptions import HTTPException
     from starlette.responses import Response
     from starlette.routing import Route
-
-    html = static_folder()["ui.html"]
-
-    def page(request: Request) -> Response:
-        headers = {"content-security-policy": POLICY}
-        return Response(html.content, media_type=html.kind, headers=headers)
 
     def answer(request: Request, content: Any) -> Response:
         """Answer with JSON, unless the page has it already."""
@@ -84,14 +80,13 @@ def ui_app(contents: FolderContents, token: str) -> ASGIApp:
         return Response(content, media_type=kind, headers=headers)
 
     routes = [
-        Route("/", page),
         Route("/api/overview", overview),
         Route("/api/runs/{ids}", runs),
         Route("/api/item/{id}", item),
         Route("/api/report/{id}/{file}", report),
         Route("/api/file/{id}/{file}/{name}", file),
     ]
-    return guarded_app(routes, token, {NotFound: 404})
+    return guarded_app("ui.html", routes, token, {NotFound: 404}, PAGE_POLICY)
 
 
 @contextmanager
@@ -102,7 +97,7 @@ def open_ui(folder: Path, port: int = 0) -> Iterator[LocalPage]:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give the folder it is in, such as {folder.parent}")
     with listen(port) as listening:
-        yield local_page(listening, lambda token: ui_app(FolderContents(folder), token))
+        yield LocalPage(listening, lambda token: ui_app(FolderContents(folder), token))
 
 
 def _step(request: Request, name: str, otherwise: float) -> float:
@@ -114,3 +109,73 @@ def _step(request: Request, name: str, otherwise: float) -> float:
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise HTTPException(400, f"{name}: give a step, such as 100")
     return float(text)
+
+
+# ---- a report, in the page's own look
+
+Node: TypeAlias = str | list[Any]
+
+KEPT = {
+    "h1", "h2", "h3", "h4", "p", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td",
+    "details", "summary", "code", "pre", "strong", "em", "b", "i", "br", "dl", "dt", "dd", "sub",
+    "sup", "small", "figure", "figcaption",
+}  # fmt: skip
+LEFT_OUT = {
+    "script", "style", "title", "template", "noscript", "iframe", "object", "svg", "math",
+    "textarea", "select", "button", "audio", "video", "canvas",
+}  # fmt: skip
+"""Tags that are left out with all that is in them."""
+_PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
+_DEEPEST = 40
+
+
+def take_apart(html: str) -> list[Node]:
+    """What to show of a report, in order: text, [tag, children] or ["img", source, words]."""
+    parser = _Parser()
+    parser.feed(html)
+    parser.close()
+    return parser.top
+
+
+class _Parser(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.top: list[Node] = []
+        self._open: list[tuple[str, list[Node]]] = [("", self.top)]
+        self._left_out: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if self._left_out or tag in LEFT_OUT:
+            self._left_out.append(tag)
+        elif tag == "img":
+            source = given.get("src") or ""
+            if _PICTURE.fullmatch(source):
+                self._add(["img", source, given.get("alt") or ""])
+        elif tag == "br":
+            self._add([tag, []])
+        elif tag in KEPT and len(self._open) < _DEEPEST:
+            small = tag == "p" and given.get("class") == "note"
+            inner: list[Node] = []
+            self._add(["note" if small else tag, inner])
+            self._open.append((tag, inner))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("img", "br"):
+            self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._left_out:
+            if tag in self._left_out:
+                while self._left_out.pop() != tag:
+                    pass
+        elif any(tag == opened for opened, _ in self._open[1:]):
+            while self._open.pop()[0] != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        if not self._left_out and data.strip():
+            self._add(data)
+
+    def _add(self, node: Node) -> None:
+        self._open[-1][1].append(node)

@@ -1,37 +1,203 @@
-"""Everything under a folder, as the page asks for it; read again only where it has changed.
+"""Everything under a folder that samepath wrote: found, opened safely, and read for the page.
 
 An item is a run, a study, a finding (advice, profile, ...) or a curation.
 
-In: a folder, ids of items. Out: plain values, bytes. Guaranteed: only what the search found can be
-asked for; a file is read again only when its size or time has changed, metrics only from where the
-last look ended; what cannot be read is said, never fatal; one request at a time works on it.
+In: a folder, ids of items. Out: plain values, bytes. Guaranteed: no link is followed, so that
+nothing outside the folder is read; the search is bounded, and says so where it stopped; only what
+it found, and only files of known kinds, can be asked for; nothing is written or locked; a file is
+read again only when its size or time has changed, metrics only from where the last look ended; what
+cannot be read is said, never fatal; one request at a time works on it.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import os
+import stat
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
 
 from samepath.engine.state.metrics_log import MetricColumns, newest_values, sample_values
-from samepath.web.dashboard.find import Item, RootFolder, Search, search
-from samepath.web.dashboard.reports import ShownFile, item_line, item_page, shown_files
-from samepath.web.dashboard.runs import ShownRun, comparison, curves, run_line, run_page
+from samepath.files import is_locked
+from samepath.web.dashboard.items import (
+    ShownRun,
+    comparison,
+    curves,
+    item_line,
+    item_page,
+    run_line,
+    run_page,
+)
 
+MARKS = {
+    "run.json": "run",
+    "study.json": "study",
+    "comparison.json": "comparison",
+    "curation.json": "curation",
+    "advice.json": "advice",
+    "profile.json": "profile",
+    "curvature.json": "curvature",
+    "simulation.json": "simulation",
+}
+"""The file that a folder of each kind has."""
+UNDERWAY = "settings.json"
+"""The file of a study that has no result yet, beside a folder of runs."""
+_NAMES = {*MARKS, UNDERWAY, "pyvenv.cfg"}
+SKIPPED = {
+    "node_modules", "__pycache__", "site-packages", "venv",
+    "checkpoints", "weights", "cache", "tensorboard", "show",
+}  # fmt: skip
+MAX_DEPTH = 6
+MAX_FOLDERS = 5_000
+MAX_ITEMS = 1_000
+PAGES = {"study": "report.html", "curation": "report.html", "run": "show/index.html"}
+"""The report of each kind; <kind>.html for all others."""
+PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}
+DOWNLOADS = {".csv": "text/csv", ".json": "application/json", ".gz": "application/gzip"}
+MAX_BYTES = 64 * 2**20
+"""Size up to which a file is sent; a larger one is only named."""
+MAX_JSON = 32 * 2**20
 MAX_COMPARED = 12
 KEPT_METRICS = 24
 """Runs whose curves are held in memory."""
-MAX_JSON = 32 * 2**20
 SEARCH_SECONDS = 1.5
 """Time between two searches, at least; searching takes at most a tenth of all time."""
 Value = TypeVar("Value")
+
+
+# ---- the search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A run, a study, a finding or a curation."""
+
+    id: str
+    kind: str
+    folder: str
+    """Its place relative to the folder that was searched; "." for that itself."""
+    mark: str
+    """The file it was found by."""
+    parent: str | None
+    """The id of what it is a part of: a run of a study, say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a walk found, the least deep first, and what it left out."""
+
+    items: tuple[Item, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class RootFolder:
+    """The folder that is looked at, with all below it."""
+
+    def __init__(self, given: Path) -> None:
+        self.given = given
+        """The folder as it was typed: commands that are shown name places this way."""
+        self.path = given.resolve()
+
+    def shown(self, folder: str) -> str:
+        """A place in it as one would type it."""
+        return str(self.given / folder)
+
+    def open(self, folder: str, name: str) -> IO[bytes]:
+        """Open a regular file (a name, or a path relative to its folder), never through a link;
+        OSError where there is none."""
+        file = self.path / folder / name
+        if os.path.realpath(file.parent) != str(file.parent):
+            raise PermissionError(errno.EPERM, "it is a link to another place")
+        how = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe does not hang us
+        descriptor = os.open(file, how)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise PermissionError(errno.EPERM, "it is not a plain file")
+        return os.fdopen(descriptor, "rb")
+
+    def is_locked(self, folder: str) -> bool:
+        """True while a run trains here, or a study runs."""
+        return is_locked(self.path / folder)
+
+
+def id_of(*words: str) -> str:
+    """An id that is the same for the same place whenever the server is started."""
+    return hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def search(root: RootFolder) -> Search:
+    """Walk the folder and list its items."""
+    items: list[Item] = []
+    waiting: deque[tuple[str, int, str | None]] = deque([(".", 0, None)])
+    num_folders = num_unreadable = num_links = 0
+    notes = []
+    while waiting:
+        folder, depth, parent = waiting.popleft()
+        num_folders += 1
+        if num_folders > MAX_FOLDERS or len(items) >= MAX_ITEMS:
+            what = f"{MAX_FOLDERS:,} folders" if num_folders > MAX_FOLDERS else f"{MAX_ITEMS:,}"
+            notes.append(f"there is more than {what} here: give a deeper folder to see the rest")
+            break
+        try:
+            entries = _entries(root.path / folder)
+        except OSError:
+            num_unreadable += 1
+            continue
+        if "pyvenv.cfg" in entries:
+            continue
+        found = [
+            Item(id=id_of(folder, kind), kind=kind, folder=folder, mark=mark, parent=parent)
+            for mark, kind in _marks(entries)
+        ]
+        items += found
+        inner = found[0].id if found else parent
+        for name, entry in sorted(entries.items()):
+            if name in SKIPPED or name.startswith("."):
+                continue
+            if entry.is_symlink():
+                # not entry.is_dir(), which raises where links lead round
+                stays = Path(os.path.realpath(entry.path)).is_relative_to(root.path)
+                num_links += os.path.isdir(entry.path) and not stays
+            elif entry.is_dir(follow_symlinks=False) and depth < MAX_DEPTH:
+                below = name if folder == "." else f"{folder}/{name}"
+                waiting.append((below, depth + 1, inner))
+    if num_unreadable:
+        notes.append(f"folders that cannot be read: {num_unreadable}")
+    if num_links:
+        notes.append(f"links that lead out of this folder and are not followed: {num_links}")
+    return Search(items=tuple(items), notes=tuple(notes))
+
+
+def _entries(folder: Path) -> dict[str, os.DirEntry[str]]:
+    """What matters of a folder by name: its folders, links and marks, not a million pictures."""
+    with os.scandir(folder) as entries:
+        return {
+            entry.name: entry
+            for entry in entries
+            if entry.name in _NAMES or entry.is_symlink() or entry.is_dir(follow_symlinks=False)
+        }
+
+
+def _marks(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[tuple[str, str]]:
+    """The marks in a folder, and what they are marks of."""
+    files = {n for n in _NAMES if n in entries and entries[n].is_file(follow_symlinks=False)}
+    yield from ((mark, kind) for mark, kind in MARKS.items() if mark in files)
+    if UNDERWAY in files and "runs" in entries and not files & MARKS.keys():
+        yield UNDERWAY, "study"
+
+
+# ---- what the page asks for
 
 
 class NotFound(Exception):
@@ -42,6 +208,22 @@ class Unreadable(Exception):
     """Raised for a file that is there and cannot be read."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShownFile:
+    """A file of an item that the page can ask for."""
+
+    id: str
+    name: str
+    """Its path relative to its item's folder."""
+    kind: str
+    """page, picture or download."""
+    size: int
+    is_large: bool
+    """True for a file that is too large to be sent."""
+    stamp: int
+    """A number that changes with the file: a browser that has another asks again."""
+
+
 class FolderContents:
     """The items under a folder, and their files."""
 
@@ -50,11 +232,9 @@ class FolderContents:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, str, str], tuple[Any, Any]] = {}
         self._metrics: OrderedDict[str, MetricColumns] = OrderedDict()
-        self._search = Search(items=(), notes=())
+        self._search = Search()
         self._items: dict[str, Item] = {}
         self._search_due = 0.0
-
-    # ---- what the page asks for
 
     def overview(self) -> dict[str, Any]:
         """All items, newest first."""
@@ -99,12 +279,11 @@ class FolderContents:
         """One of an item's files."""
         with self._lock:
             item = self._find(id)
-            shown = shown_files(item, self.root).get(file)
+            shown = self._files(item).get(file)
         if shown is None or shown.is_large:
             raise NotFound("there is no such file, or it is too large to send")
         try:
-            inner = Path(item.folder) / Path(shown.name).parent
-            with self.root.open(str(inner), Path(shown.name).name) as opened:
+            with self.root.open(item.folder, shown.name) as opened:
                 return shown, opened.read()
         except OSError as error:
             raise NotFound(f"{shown.name} cannot be read ({error.strerror})") from None
@@ -132,22 +311,24 @@ class FolderContents:
 
     def _line(self, item: Item) -> dict[str, Any]:
         """Make the line of an item in the overview."""
-        name = self.root.path.name if item.folder == "." else item.folder
+        stamps = [self._stamp(item, name) for name in (item.mark, "metrics.jsonl")]
         line = {
             "id": item.id,
             "kind": item.kind,
-            "name": name,
+            "name": self.root.path.name if item.folder == "." else item.folder,
             "path": self.root.shown(item.folder),
             "parent": item.parent,
-            "time": self._time(item),
+            "time": max(stamp[0] / 1e9 if stamp else 0.0 for stamp in stamps),
             "error": "",
         }
         try:
             content = self._content(item)
             if item.kind == "run":
                 return line | self._run_line(item, content)
-            is_running = item.mark == "settings.json" and self.root.is_locked(item.folder)
-            return line | item_line(item, content, is_running)
+            status = ""
+            if item.mark == UNDERWAY:
+                status = "running" if self.root.is_locked(item.folder) else "stopped"
+            return line | item_line(item.kind, content, status)
         except Unreadable as error:
             return line | {
                 "error": str(error), "status": "unreadable", "recipe": "", "is_live": False,
@@ -166,7 +347,8 @@ class FolderContents:
         try:
             if not record.result:
                 newest = self._read(item, "metrics.jsonl", "newest", newest_values) or {}
-            spark = self._read(item, "metrics.jsonl", "spark", _train_losses) or []
+            losses = partial(sample_values, name="train_loss")
+            spark = self._read(item, "metrics.jsonl", "spark", losses) or []
         except Unreadable as error:
             problem = {"message": str(error)}
         return run_line(record, is_running, newest) | {"spark": spark} | problem
@@ -174,14 +356,41 @@ class FolderContents:
     def _page(self, item: Item) -> dict[str, Any]:
         """Make the content of an item's own page."""
         line = self._line(item)
-        files = shown_files(item, self.root).values() if not line["error"] else ()
-        page = line | {"files": [vars(file) for file in files]}
         if line["error"]:
-            return page
+            return line | {"files": []}
+        page = line | {"files": [vars(file) for file in self._files(item).values()]}
         content = self._content(item)
         if item.kind == "run":
-            return page | run_page(ShownRun.of(content), line, line["path"])
-        return page | item_page(item, content, self.root)
+            return page | run_page(ShownRun.of(content), line)
+        return page | item_page(content, line)
+
+    def _files(self, item: Item) -> dict[str, ShownFile]:
+        """The files of an item by id: its page first."""
+        page = PAGES.get(item.kind, f"{item.kind}.html")
+        names = [page]
+        with suppress(OSError):  # it has just gone
+            names += sorted(os.listdir(self.root.path / item.folder))
+        shown = {}
+        for name in dict.fromkeys(names):
+            suffix = Path(name).suffix.lower()
+            kind = "page" if name == page else "picture" if suffix in PICTURES else "download"
+            if kind == "download" and (suffix not in DOWNLOADS or item.kind == "run"):
+                continue
+            try:
+                with self.root.open(item.folder, name) as file:
+                    status = os.fstat(file.fileno())
+            except OSError:
+                continue
+            id = id_of(item.id, name)
+            shown[id] = ShownFile(
+                id=id,
+                name=name,
+                kind=kind,
+                size=status.st_size,
+                is_large=status.st_size > MAX_BYTES,
+                stamp=status.st_mtime_ns,
+            )
+        return shown
 
     def _content(self, item: Item) -> dict[str, Any]:
         content = self._read(item, item.mark, "json", _json)
@@ -189,14 +398,6 @@ class FolderContents:
             why = "it is gone" if content is None else "it is not a JSON object"
             raise Unreadable(f"{item.mark} cannot be read ({why})")
         return content
-
-    def _time(self, item: Item) -> float:
-        """When an item last changed."""
-        times = [0.0]
-        for name in (item.mark, "metrics.jsonl"):
-            stamp = self._stamp(item, name)
-            times.append(stamp[0] / 1e9 if stamp else 0.0)
-        return max(times)
 
     def _stamp(self, item: Item, name: str) -> tuple[int, int, int] | None:
         try:
@@ -235,10 +436,6 @@ class FolderContents:
         with suppress(Unreadable):  # the run's message says why
             self._read(item, "metrics.jsonl", "columns", metrics.read_on)
         return metrics
-
-
-def _train_losses(file: IO[bytes]) -> list[float]:
-    return sample_values(file, "train_loss")
 
 
 def _json(file: IO[bytes]) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from samepath.engine.run.tensorboard import EventWriter, require_tensorboard
 from samepath.errors import UserError
-from samepath.web.dashboard.find import RootFolder, search
+from samepath.web.dashboard.contents import RootFolder, search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +36,21 @@ def convert(folder: Path, out: Path | None, tell: Callable[[str], None]) -> Conv
         raise UserError(f"--out {out} is a file; give a folder")
     require_tensorboard()
     root = RootFolder(folder)
-    runs = [found.folder for found in search(root).items if found.kind == "run"]
+    runs = sorted(found.folder for found in search(root).items if found.kind == "run")
     if not runs:
         raise UserError(f"{folder} holds no run (there is no run.json below it); check the path")
     done = Converted(logdir=folder if out is None else out)
-    for place in sorted(runs):
+    for place in runs:
         run = folder / place
         name = run.resolve().name if place == "." else place
         tell(name)
         if out is None and root.is_locked(place):
             done.skipped[name] = "it is training now; give --out"
             continue
-        into = None if out is None else out / name
         try:
-            done.files[name] = str(_convert(run, into))
+            writer = EventWriter(run, None if out is None else out / name)
+            writer.close()
+            done.files[name] = str(writer.path)
         except (UserError, OSError) as error:
             done.skipped[name] = str(error)
     return done
-
-
-def _convert(run: Path, into: Path | None) -> Path:
-    writer = EventWriter(run, into)
-    writer.close()
-    return writer.path

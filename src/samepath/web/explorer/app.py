@@ -10,20 +10,20 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from samepath.curation.folder import CurationFolder
 from samepath.errors import UserError
 from samepath.files import lock_folder
-from samepath.web.explorer.explorer import Explorer, Rows
-from samepath.web.explorer.exports import KINDS, export
-from samepath.web.explorer.folder import check_folder
-from samepath.web.guard import static_folder
-from samepath.web.serve import LocalPage, guarded_app, listen, local_page
+from samepath.web.explorer.edits import Rows
+from samepath.web.explorer.explorer import Explorer
+from samepath.web.explorer.exports import EXPORTS
+from samepath.web.server import LocalPage, guarded_app, listen
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -46,11 +46,6 @@ def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    html = static_folder()["index.html"]
-
-    def page(request: Request) -> Response:
-        return Response(html.content, media_type=html.kind)
-
     async def about(request: Request) -> Response:
         return JSONResponse(explorer.about())
 
@@ -58,9 +53,9 @@ def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
         return Response(explorer.points(), media_type="application/octet-stream")
 
     def image(request: Request) -> Response:
-        if explorer.folder.pictures is None:
+        if explorer.curation.pictures is None:
             raise HTTPException(404, "these examples have no images")
-        png = explorer.folder.pictures.png(_row(request, explorer))
+        png = explorer.curation.pictures.png(_row(request, explorer))
         return Response(png, media_type="image/png")
 
     def neighbours(request: Request) -> Response:
@@ -68,10 +63,10 @@ def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
 
     def download(request: Request) -> Response:
         kind = request.path_params["kind"]
-        if kind not in KINDS:
+        if kind not in EXPORTS:
             raise HTTPException(404, "there is no such export")
         headers = {"content-disposition": f'attachment; filename="samepath-map.{kind}"'}
-        return Response(export(explorer, kind), media_type=MEDIA_TYPES[kind], headers=headers)
+        return Response(EXPORTS[kind](explorer), media_type=MEDIA_TYPES[kind], headers=headers)
 
     # What changes something runs in the one thread of the server: one edit after the other.
 
@@ -91,30 +86,29 @@ def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
         edit = await run_in_threadpool(explorer.cluster, label, eps, min_samples)
         return JSONResponse(explorer.use(edit) if use else explorer.changes(edit.rows, edit.after))
 
-    async def undo(request: Request) -> Response:
-        return JSONResponse(explorer.undo())
+    def posted(change: Callable[[], dict[str, Any]]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            return JSONResponse(change())
 
-    async def redo(request: Request) -> Response:
-        return JSONResponse(explorer.redo())
-
-    async def save(request: Request) -> Response:
-        return JSONResponse(explorer.save())
+        return answer
 
     routes = [
-        Route("/", page),
         Route("/api/about", about),
         Route("/api/points", points),
         Route("/api/image/{row}", image),
         Route("/api/neighbours/{row}", neighbours),
         Route("/api/export/{kind}", download),
-        Route("/api/mark", mark, methods=["POST"]),
-        Route("/api/note", note, methods=["POST"]),
-        Route("/api/cluster", cluster, methods=["POST"]),
-        Route("/api/undo", undo, methods=["POST"]),
-        Route("/api/redo", redo, methods=["POST"]),
-        Route("/api/save", save, methods=["POST"]),
     ]
-    return guarded_app(routes, token, {UserError: 400})
+    changes = {
+        "mark": mark,
+        "note": note,
+        "cluster": cluster,
+        "undo": posted(explorer.undo),
+        "redo": posted(explorer.redo),
+        "save": posted(explorer.save),
+    }
+    routes += [Route(f"/api/{name}", answer, methods=["POST"]) for name, answer in changes.items()]
+    return guarded_app("index.html", routes, token, {UserError: 400})
 
 
 @contextmanager
@@ -123,13 +117,12 @@ def open_explorer(
 ) -> Iterator[tuple[Explorer, LocalPage]]:
     """Open a folder and a port until the end. One process at a time explores a folder, so that
     edits of two are not mixed."""
-    check_folder(folder)
+    CurationFolder(folder).check()
     with ExitStack() as stack:
         listening = stack.enter_context(listen(port))
-        lock = lock_folder(folder, f"{folder} is being explored")
-        stack.callback(os.close, lock)
+        stack.callback(os.close, lock_folder(folder, f"{folder} is being explored"))
         explorer = Explorer(folder, keep)
-        yield explorer, local_page(listening, lambda token: explorer_app(explorer, token))
+        yield explorer, LocalPage(listening, lambda token: explorer_app(explorer, token))
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -145,16 +138,14 @@ async def _body(request: Request) -> dict[str, Any]:
 def _row(request: Request, explorer: Explorer) -> int:
     from starlette.exceptions import HTTPException
 
-    text = request.path_params["row"]
-    if not (text.isascii() and text.isdecimal() and len(text) < 12):
-        raise HTTPException(404, "there is no such example")
-    if int(text) >= len(explorer.folder):
-        raise HTTPException(404, f"there are {len(explorer.folder)} examples, counted from 0")
+    text, number = request.path_params["row"], len(explorer.curation)
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and int(text) < number):
+        raise HTTPException(404, f"there are {number} examples, counted from 0")
     return int(text)
 
 
 def _rows(body: dict[str, Any], explorer: Explorer) -> Rows:
-    rows, number = body.get("rows"), len(explorer.folder)
+    rows, number = body.get("rows"), len(explorer.curation)
     if not isinstance(rows, list) or not 0 < len(rows) <= number:
         raise UserError(f"rows: give a list of 1 to {number} examples")
     if not all(type(row) is int and 0 <= row < number for row in rows):

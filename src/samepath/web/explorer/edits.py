@@ -24,6 +24,7 @@ from samepath.files import brief, content_hash, parse_json, read_whole
 
 FORMAT = 1
 MOST_JOURNAL = 1 << 30
+Rows = NDArray[np.int64]
 
 
 class Columns(NamedTuple):
@@ -34,7 +35,7 @@ class Columns(NamedTuple):
     clusters: NDArray[np.int64]
     notes: NDArray[np.object_]
 
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Columns:
+    def take(self, rows: Rows | NDArray[np.bool_]) -> Columns:
         return Columns(self.kept[rows], self.reasons[rows], self.clusters[rows], self.notes[rows])
 
 
@@ -44,15 +45,14 @@ class Edit:
 
     title: str
     """Words for it, as in "undo: drop 12 examples"."""
-    rows: NDArray[np.int64]
+    rows: Rows
     after: Columns
     setting: tuple[int, float, int] | None = None
     """The class, eps and min_samples of an edit that clusters again."""
 
-    def as_line(self) -> str:
+    def as_line(self) -> dict[str, Any]:
         values = {name: column.tolist() for name, column in self.after._asdict().items()}
-        line = {"edit": self.title, "rows": self.rows.tolist(), **values, "setting": self.setting}
-        return json.dumps(line)
+        return {"edit": self.title, "rows": self.rows.tolist(), **values, "setting": self.setting}
 
     @classmethod
     def from_line(cls, line: dict[str, Any], number: int) -> Edit:
@@ -63,10 +63,8 @@ class Edit:
             clusters=np.array(line["clusters"], dtype=np.int64),
             notes=texts(line["notes"]),
         )
-        if (
-            any(len(column) != len(rows) for column in after)
-            or not ((rows >= 0) & (rows < number)).all()
-        ):
+        inside = ((rows >= 0) & (rows < number)).all()
+        if not inside or any(len(column) != len(rows) for column in after):
             raise ValueError("rows and values do not match")
         if not all(isinstance(text, str) for text in (*after.reasons, *after.notes)):
             raise ValueError("a reason or a note is no text")
@@ -83,16 +81,6 @@ def texts(values: Sequence[str]) -> NDArray[np.object_]:
     return array
 
 
-def columns_of(keep_list: KeepList) -> Columns:
-    notes = [""] * len(keep_list) if keep_list.notes is None else keep_list.notes
-    return Columns(
-        kept=keep_list.kept.copy(),
-        reasons=texts(keep_list.reasons),
-        clusters=keep_list.clusters.copy(),
-        notes=texts(notes),
-    )
-
-
 def journal_of(keep: Path, folder: Path) -> Path:
     """The file of unsaved edits of a keep-list, in the folder that is explored."""
     return folder / f"{keep.name}.edits"
@@ -104,7 +92,12 @@ class Edits:
     def __init__(
         self, keep_list: KeepList, keep: Path, journal: Path, *, read_only: bool = False
     ) -> None:
-        self.columns = columns_of(keep_list)
+        self.columns = Columns(
+            kept=keep_list.kept.copy(),
+            reasons=texts(keep_list.reasons),
+            clusters=keep_list.clusters.copy(),
+            notes=texts(keep_list.notes or [""] * len(keep_list)),
+        )
         self.journal = journal
         self.set_aside: Path | None = None
         """The file to which edits of an older keep-list of the same name were moved."""
@@ -117,82 +110,87 @@ class Edits:
         self._restore(read_only)
 
     @property
-    def to_undo(self) -> str | None:
-        return self._done[-1][0].title if self._done else None
-
-    @property
-    def to_redo(self) -> str | None:
-        return self._undone[-1].title if self._undone else None
-
-    @property
     def is_saved(self) -> bool:
         """True if the columns are those of a file: the one opened, or the last one saved."""
-        return (self._done[-1][0] if self._done else None) is self._saved_at
+        return self._last is self._saved_at
 
     @property
-    def num_done(self) -> int:
-        return len(self._done)
+    def _last(self) -> Edit | None:
+        return self._done[-1][0] if self._done else None
 
-    @property
-    def settings(self) -> dict[int, tuple[float, int]]:
-        """eps and min_samples of the classes that were clustered again."""
-        given = (edit.setting for edit, _ in self._done if edit.setting is not None)
-        return {label: (eps, min_samples) for label, eps, min_samples in given}
+    def state(self) -> dict[str, Any]:
+        """What can be undone, eps and min_samples of classes that were clustered again, and whether
+        all is saved."""
+        given = [edit.setting for edit, _ in self._done if edit.setting is not None]
+        return {
+            "version": self.version,
+            "undo": self._last.title if self._last else None,
+            "redo": self._undone[-1].title if self._undone else None,
+            "num_edits": len(self._done),
+            "settings": {label: (eps, min_samples) for label, eps, min_samples in given},
+            "is_saved": self.is_saved,
+        }
 
-    def apply(self, edit: Edit) -> None:
-        self._write(edit.as_line())
-        self._apply(edit)
-        self._undone.clear()
+    def apply(self, edit: Edit) -> Rows:
+        """Make an edit; returns the rows it changed."""
+        return self._journaled(edit.as_line())
 
-    def undo(self) -> NDArray[np.int64]:
+    def undo(self) -> Rows:
         """Undo the last edit; returns the rows it changed."""
         if not self._done:
             raise UserError("there is nothing to undo")
-        self._write('{"undo": 1}')
-        return self._undo()
+        return self._journaled({"undo": 1})
 
-    def redo(self) -> NDArray[np.int64]:
+    def redo(self) -> Rows:
         """Redo what was undone last; returns the rows it changed."""
         if not self._undone:
             raise UserError("there is nothing to redo")
-        self._write('{"redo": 1}')
-        return self._redo()
+        return self._journaled({"redo": 1})
 
     def mark_saved(self, file: Path) -> None:
-        self._write(json.dumps({"saved": file.name}))
-        self._saved_at = self._done[-1][0] if self._done else None
+        self._journaled({"saved": file.name})
 
-    def _apply(self, edit: Edit) -> None:
+    def _journaled(self, line: dict[str, Any]) -> Rows:
+        self._write(line)
+        return self._replay(line)
+
+    def _replay(self, line: dict[str, Any]) -> Rows:
+        """Do what a line of the journal says; returns the rows that changed."""
+        if "edit" in line:
+            edit = Edit.from_line(line, len(self.columns.kept))
+            self._undone.clear()
+            return self._apply(edit)
+        if "undo" in line:
+            edit, before = self._done.pop()
+            self._undone.append(edit)
+            return self._set(edit.rows, before)
+        if "redo" in line:
+            return self._apply(self._undone.pop())
+        if "saved" in line:
+            self._saved_at = self._last
+            return np.arange(0)
+        raise ValueError("no such entry")
+
+    def _apply(self, edit: Edit) -> Rows:
         self._done.append((edit, self.columns.take(edit.rows)))
-        self._set(edit.rows, edit.after)
+        return self._set(edit.rows, edit.after)
 
-    def _undo(self) -> NDArray[np.int64]:
-        edit, before = self._done.pop()
-        self._undone.append(edit)
-        self._set(edit.rows, before)
-        return edit.rows
-
-    def _redo(self) -> NDArray[np.int64]:
-        edit = self._undone.pop()
-        self._apply(edit)
-        return edit.rows
-
-    def _set(self, rows: NDArray[np.int64], values: Columns) -> None:
+    def _set(self, rows: Rows, values: Columns) -> Rows:
         for column, new in zip(self.columns, values, strict=True):
             column[rows] = new
         self.version += 1
+        return rows
 
     # ---- the journal
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: dict[str, Any]) -> None:
         """Add a line to the journal: on disk when this returns, all of it or nothing."""
-        begun = self.journal.exists()
+        lines = [line] if self.journal.exists() else [self._header, line]
         try:
             with self.journal.open("ab") as file:
                 size = file.tell()
-                text = line if begun else json.dumps(self._header) + "\n" + line
                 try:
-                    file.write(text.encode() + b"\n")
+                    file.write("".join(json.dumps(each) + "\n" for each in lines).encode())
                     file.flush()
                     os.fsync(file.fileno())
                 except OSError:
@@ -204,6 +202,7 @@ class Edits:
             ) from None
 
     def _restore(self, read_only: bool) -> None:
+        """Take up the journal of this keep-list, if there is one."""
         if not self.journal.exists():
             return
         try:
@@ -236,23 +235,10 @@ class Edits:
         again = f"move the file away to begin again from {self._header['keep']}"
         return UserError(f"{self.journal}, {why}; {again}")
 
-    def _replay(self, line: dict[str, Any]) -> None:
-        if "edit" in line:
-            self._apply(Edit.from_line(line, len(self.columns.kept)))
-            self._undone.clear()
-        elif "undo" in line:
-            self._undo()
-        elif "redo" in line:
-            self._redo()
-        elif "saved" in line:
-            self._saved_at = self._done[-1][0] if self._done else None
-        else:
-            raise ValueError("no such entry")
-
     def _forget(self) -> None:
         """Remove a journal whose edits are all in a saved keep-list; this one is shown unedited."""
         while self._done:
-            self._undo()
+            self._replay({"undo": 1})
         self._undone.clear()
         self._saved_at = None
         self.version = 0

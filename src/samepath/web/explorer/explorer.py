@@ -7,7 +7,6 @@ the page. Guaranteed: nothing in the folder is ever written over; a saved keep-l
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,31 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
+from samepath.curation.folder import Curation, CurationFolder
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
-from samepath.web.explorer.edits import Columns, Edit, Edits, journal_of, texts
-from samepath.web.explorer.folder import (
-    OpenedCuration,
-    next_keep_list,
-    open_curation,
-    saved_keep_lists,
-)
+from samepath.web.explorer.edits import Columns, Edit, Edits, Rows, journal_of, texts
 
 REASONS = (
-    "",
-    "noise",
-    "duplicate",
-    "near-duplicate",
-    "label error",
-    "outlier",
-    "sampled out",
-    "random",
-    "dropped by hand",
-    "kept by hand",
-)
+    "", "noise", "duplicate", "near-duplicate", "label error", "outlier", "sampled out", "random",
+    "dropped by hand", "kept by hand",
+)  # fmt: skip
 NUM_NEIGHBOURS = 12
 MAX_MIN_SAMPLES = 50
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +49,17 @@ class Explorer:
     """A curation folder and one of its keep-lists, being looked at and edited."""
 
     def __init__(self, path: Path, keep: Path | None = None, *, read_only: bool = False) -> None:
-        self.folder: OpenedCuration = open_curation(path)
-        self.keep = _choose_keep_list(path) if keep is None else keep
+        self.folder = CurationFolder(path)
+        self.curation: Curation = self.folder.read()
+        self.keep = _choose_keep_list(self.folder) if keep is None else keep
         self.keep_list: KeepList = read_keep_list(self.keep)
-        if len(self.keep_list) != len(self.folder):
+        if len(self.keep_list) != len(self.curation):
             raise UserError(
                 f"{self.keep} is about {len(self.keep_list)} examples and {path} about "
-                f"{len(self.folder)}; give a keep-list of this folder"
+                f"{len(self.curation)}; give a keep-list of this folder"
             )
         labels = self.keep_list.labels
-        if labels is not None and not np.array_equal(labels, self.folder.labels):
+        if labels is not None and not np.array_equal(labels, self.curation.labels):
             raise UserError(f"{self.keep} has other labels than {path}; give one of this folder")
         journal = journal_of(self.keep, path)
         self.edits = Edits(self.keep_list, self.keep, journal, read_only=read_only)
@@ -81,23 +67,23 @@ class Explorer:
         given = {*self.keep_list.reasons, *self.edits.columns.reasons}
         self.reasons = [*REASONS, *sorted(given - {*REASONS})]
         self._codes = {reason: code for code, reason in enumerate(self.reasons)}
-        self.sliders: list[ClassSliders] = _sliders(self.folder)
+        self.sliders: list[ClassSliders] = _sliders(self.curation)
 
     # ---- what is shown
 
     def about(self) -> dict[str, Any]:
         """Facts for the page that are not of single examples, and the state of the edits."""
-        folder, pictures = self.folder, self.folder.pictures
-        recipe = Path(str(folder.about.get("recipe", ""))).name
+        curation, pictures = self.curation, self.curation.pictures
+        recipe = Path(str(curation.about.get("recipe", ""))).name
         return {
-            "title": recipe or folder.path.resolve().name,
-            "folder": str(folder.path),
+            "title": recipe or self.folder.path.resolve().name,
+            "folder": str(self.folder.path),
             "keep": self.keep.name,
-            "num_examples": len(folder),
-            "has_labels": folder.labels_known,
-            "has_losses": folder.losses is not None,
-            "has_doubts": folder.doubts is not None,
-            "has_guesses": folder.guesses is not None,
+            "num_examples": len(curation),
+            "has_labels": curation.has_labels,
+            "has_losses": "losses" in curation.columns,
+            "has_doubts": "suspicion" in curation.columns,
+            "has_guesses": "guesses" in curation.columns,
             "picture": None if pictures is None else [pictures.width, pictures.height],
             "classes": [asdict(sliders) for sliders in self.sliders],
             "reasons": self.reasons,
@@ -108,41 +94,25 @@ class Explorer:
         }
 
     def state(self) -> dict[str, Any]:
-        """The state of the edits: what can be undone, and whether all is saved."""
-        return {
-            "version": self.edits.version,
-            "undo": self.edits.to_undo,
-            "redo": self.edits.to_redo,
-            "num_edits": self.edits.num_done,
-            "settings": self.edits.settings,
-            "is_saved": self.edits.is_saved,
-            "saved_as": None if self.saved_as is None else self.saved_as.name,
-        }
+        """The state of the edits, and the file they were saved to last."""
+        saved_as = None if self.saved_as is None else self.saved_as.name
+        return {**self.edits.state(), "saved_as": saved_as}
 
     def points(self) -> bytes:
         """Ten columns of N 4-byte numbers: x, y, loss, doubt, confidence; label, guess, cluster,
         kept, reason. What is not known is NaN or -1."""
-        folder, columns, number = self.folder, self.edits.columns, len(self.folder)
-        unknown = np.full(number, np.nan)
-        floats = (
-            *folder.positions.T,
-            unknown if folder.losses is None else folder.losses,
-            unknown if folder.doubts is None else folder.doubts,
-            unknown if folder.confidences is None else folder.confidences,
-        )
-        wholes = (
-            folder.labels,
-            np.full(number, -1) if folder.guesses is None else folder.guesses,
-            columns.clusters,
-            columns.kept,
-            self._coded(columns.reasons),
-        )
-        parts = [np.asarray(column, dtype="<f4").tobytes() for column in floats]
-        return b"".join(parts + [np.asarray(column, dtype="<i4").tobytes() for column in wholes])
+        curation, now, number = self.curation, self.edits.columns, len(self.curation)
+        known, unknown = curation.columns, np.full(number, np.nan)
+        floats = [known.get(name, unknown) for name in ("losses", "suspicion", "confidences")]
+        guesses = known.get("guesses", np.full(number, -1))
+        wholes = [curation.labels, guesses, now.clusters, now.kept, self._coded(now.reasons)]
+        parts = [np.asarray(each, dtype="<f4") for each in (*curation.positions.T, *floats)]
+        parts += [np.asarray(each, dtype="<i4") for each in wholes]
+        return b"".join(part.tobytes() for part in parts)
 
     def neighbours(self, row: int) -> list[tuple[int, float]]:
         """The nearest other examples, and their distances, in the space the map was made of."""
-        reduced = self.folder.reduced
+        reduced = self.curation.reduced
         squares = np.square(reduced - reduced[row]).sum(1)
         squares[row] = np.inf
         number = min(NUM_NEIGHBOURS, len(squares) - 1)
@@ -155,9 +125,8 @@ class Explorer:
     def mark(self, rows: Rows, kept: bool, note: str | None = None) -> dict[str, Any]:
         """Keep or drop examples by hand; examples that are so already keep their reason."""
         old = self.edits.columns.take(rows)
-        turned = old.kept != kept
         reasons, notes = old.reasons.copy(), old.notes.copy()
-        reasons[turned] = "kept by hand" if kept else "dropped by hand"
+        reasons[old.kept != kept] = "kept by hand" if kept else "dropped by hand"
         if note is not None:
             notes[:] = note
         done = f"{'keep' if kept else 'drop'} {_examples(rows)}"
@@ -173,11 +142,11 @@ class Explorer:
     def cluster(self, label: int, eps: float, min_samples: int) -> Edit:
         """DBSCAN of one class, as an edit: noise is dropped, what was noise and is not comes back.
         What was decided by hand, or dropped for another reason, stays as it is."""
-        name = self.folder.class_names[label]
+        name = self.curation.class_names[label]
         if not self.sliders[label].can_cluster:
             raise UserError(f"{name} has too few examples to be clustered: all are kept")
-        rows = np.flatnonzero(self.folder.labels == label)
-        clusters = cluster_class(self.folder.positions[rows], eps, min_samples)
+        rows = np.flatnonzero(self.curation.labels == label)
+        clusters = cluster_class(self.curation.positions[rows], eps, min_samples)
         kept, reasons, _, notes = self.edits.columns.take(rows)
         free = (reasons == "noise") | (kept & (reasons == ""))
         kept[free] = clusters[free] != -1
@@ -190,8 +159,7 @@ class Explorer:
         )
 
     def use(self, edit: Edit) -> dict[str, Any]:
-        self.edits.apply(edit)
-        return self._now(edit.rows)
+        return self._now(self.edits.apply(edit))
 
     def undo(self) -> dict[str, Any]:
         return self._now(self.edits.undo())
@@ -201,24 +169,9 @@ class Explorer:
 
     def save(self) -> dict[str, Any]:
         """Write a new keep-list beside the others; returns its place, and how to train with it."""
-        out = next_keep_list(self.folder.path)
-        write_keep_list(out, self.edited())
-        self.edits.mark_saved(out)
-        self.saved_as = out
-        about = self.folder.about
-        words = ["samepath", "train", str(about.get("recipe", "RECIPE"))]
-        words += ["--data", str(about["data"])] if about.get("data") else []
-        return {
-            "file": str(out),
-            "num_kept": int(self.edits.columns.kept.sum()),
-            "train": shlex.join([*words, "--keep", str(out)]),
-            **self.state(),
-        }
-
-    def edited(self) -> KeepList:
-        """The keep-list as it stands."""
-        columns = self.edits.columns
-        return KeepList(
+        out = self.folder.next_keep_list()
+        columns, about = self.edits.columns, self.curation.about
+        edited = KeepList(
             labels=self.keep_list.labels,
             positions=self.keep_list.positions,
             clusters=columns.clusters,
@@ -226,25 +179,17 @@ class Explorer:
             reasons=columns.reasons.tolist(),
             notes=columns.notes.tolist() if len(self._noted()) else None,
         )
-
-    def _noted(self) -> Rows:
-        return np.flatnonzero(self.edits.columns.notes != "")
-
-    def _coded(self, reasons: Sequence[str] | NDArray[np.object_]) -> Rows:
-        return np.array([self._codes[reason] for reason in reasons], dtype=np.int64)
-
-    def _apply(self, title: str, rows: Rows, new: Columns, nothing: str) -> dict[str, Any]:
-        """Apply the rows that differ; raise `nothing` where none does."""
-        old = self.edits.columns.take(rows)
-        differs = np.zeros(len(rows), dtype=np.bool_)
-        for before, after in zip(old, new, strict=True):
-            differs |= before != after
-        if not differs.any():
-            raise UserError(nothing)
-        return self.use(Edit(title=title, rows=rows[differs], after=new.take(differs)))
-
-    def _now(self, rows: Rows) -> dict[str, Any]:
-        return {**self.state(), **self.changes(rows, self.edits.columns.take(rows))}
+        write_keep_list(out, edited)
+        self.edits.mark_saved(out)
+        self.saved_as = out
+        words = ["samepath", "train", str(about.get("recipe", "RECIPE"))]
+        words += ["--data", str(about["data"])] if about.get("data") else []
+        return {
+            "file": str(out),
+            "num_kept": int(columns.kept.sum()),
+            "train": shlex.join([*words, "--keep", str(out)]),
+            **self.state(),
+        }
 
     def changes(self, rows: Rows, columns: Columns) -> dict[str, Any]:
         """New values of some rows, for the page."""
@@ -256,10 +201,27 @@ class Explorer:
             "notes": columns.notes.tolist(),
         }
 
+    def _apply(self, title: str, rows: Rows, new: Columns, nothing: str) -> dict[str, Any]:
+        """Apply the rows that differ; raise `nothing` where none does."""
+        old = self.edits.columns.take(rows)
+        differs = np.any([before != after for before, after in zip(old, new, strict=True)], axis=0)
+        if not differs.any():
+            raise UserError(nothing)
+        return self.use(Edit(title=title, rows=rows[differs], after=new.take(differs)))
 
-def _choose_keep_list(path: Path) -> Path:
+    def _now(self, rows: Rows) -> dict[str, Any]:
+        return {**self.state(), **self.changes(rows, self.edits.columns.take(rows))}
+
+    def _noted(self) -> Rows:
+        return np.flatnonzero(self.edits.columns.notes != "")
+
+    def _coded(self, reasons: NDArray[np.object_]) -> Rows:
+        return np.array([self._codes[reason] for reason in reasons], dtype=np.int64)
+
+
+def _choose_keep_list(folder: CurationFolder) -> Path:
     """The keep-list with unsaved edits, if there is one; otherwise the newest."""
-    saved = saved_keep_lists(path)
+    saved, path = folder.keep_lists(), folder.path
     if not saved:
         raise UserError(f"{path} has no keep.csv; run `samepath curate` again, or give --keep FILE")
     begun = [keep for keep in saved if journal_of(keep, path).exists()]
@@ -273,14 +235,14 @@ def _examples(rows: Rows) -> str:
     return f"example {rows[0]}" if len(rows) == 1 else f"{len(rows)} examples"
 
 
-def _sliders(folder: OpenedCuration) -> list[ClassSliders]:
+def _sliders(curation: Curation) -> list[ClassSliders]:
     """The sliders of every class, in order."""
-    chosen = {c.get("label"): c for c in folder.about.get("classes", [])}
-    if not folder.labels_known and None in chosen:
+    chosen = {c.get("label"): c for c in curation.about.get("classes", [])}
+    if not curation.has_labels and None in chosen:
         chosen[0] = chosen[None]
     return [
-        _class_sliders(name, folder.positions[folder.labels == label], chosen.get(label, {}))
-        for label, name in enumerate(folder.class_names)
+        _class_sliders(name, curation.positions[curation.labels == label], chosen.get(label, {}))
+        for label, name in enumerate(curation.class_names)
     ]
 
 

@@ -18,32 +18,28 @@ from typing import Any
 
 import numpy as np
 
+from samepath.curation.folder import Pictures
 from samepath.errors import UserError
 from samepath.files import write_atomically
 from samepath.web.explorer.explorer import Explorer
-from samepath.web.guard import static_folder
+from samepath.web.server import static_folder
 
-KINDS = ("html", "csv", "parquet")
 FLOATS = ("x", "y", "loss", "suspicion", "confidence")
 NO_PYARROW = "parquet files need pyarrow: pip install 'samepath[parquet]'"
-
-
-def export(explorer: Explorer, kind: str) -> bytes:
-    """Make the content of a file: html, csv or parquet."""
-    if kind == "csv":
-        return csv_table(explorer)
-    if kind == "parquet":
-        return parquet_table(explorer)
-    assert kind == "html"
-    return page(explorer).encode()
+SHEET_SIDE = 2048
+MAX_SHEET_PIXELS = 32 * 10**6
+"""Pixels of all thumbnails together: an exported page stays small enough to be sent."""
+PNG_PIXELS = 2 * 10**6
+"""Pixels up to which sheets are PNG, which loses nothing; larger ones are JPEG."""
+THUMBNAIL_SIDES = (64, 48, 32, 24, 16)
 
 
 def write_export(explorer: Explorer, out: Path) -> None:
     """Write a file of the kind its name says, over an older one."""
     kind = out.suffix.removeprefix(".").lower()
-    if kind not in KINDS:
+    if kind not in EXPORTS:
         raise UserError(f"--export {out}: the name must end in .html, .csv or .parquet")
-    content = export(explorer, kind)
+    content = EXPORTS[kind](explorer)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, content, sync=False)
@@ -51,30 +47,30 @@ def write_export(explorer: Explorer, out: Path) -> None:
         raise UserError(f"{out} cannot be written ({error.strerror}); give another path") from None
 
 
+# ---- tables
+
+
 def columns(explorer: Explorer) -> dict[str, list[Any]]:
     """Columns with all that is known of each example; None where it is not."""
-    folder, now, number = explorer.folder, explorer.edits.columns, len(explorer.folder)
-    names = folder.class_names
+    curation, now, number = explorer.curation, explorer.edits.columns, len(explorer.curation)
+    names, labels = curation.class_names, curation.labels.tolist()
     unknown = [None] * number
-    guesses = (
-        unknown
-        if folder.guesses is None
-        else [names[guess] if guess < len(names) else str(guess) for guess in folder.guesses]
-    )
+    known = {name: column.tolist() for name, column in curation.columns.items()}
+    guesses = [names[k] if k < len(names) else str(k) for k in known.get("guesses", ())]
     return {
         "index": list(range(number)),
-        "label": folder.labels.tolist() if folder.labels_known else unknown,
-        "class": [names[label] for label in folder.labels] if folder.labels_known else unknown,
-        "x": folder.positions[:, 0].tolist(),
-        "y": folder.positions[:, 1].tolist(),
+        "label": labels if curation.has_labels else unknown,
+        "class": [names[label] for label in labels] if curation.has_labels else unknown,
+        "x": curation.positions[:, 0].tolist(),
+        "y": curation.positions[:, 1].tolist(),
         "cluster": now.clusters.tolist(),
         "kept": now.kept.tolist(),
         "reason": now.reasons.tolist(),
         "note": now.notes.tolist(),
-        "loss": unknown if folder.losses is None else folder.losses.tolist(),
-        "suspicion": unknown if folder.doubts is None else folder.doubts.tolist(),
-        "model_says": guesses,
-        "confidence": unknown if folder.confidences is None else folder.confidences.tolist(),
+        "loss": known.get("losses", unknown),
+        "suspicion": known.get("suspicion", unknown),
+        "model_says": guesses or unknown,
+        "confidence": known.get("confidences", unknown),
     }
 
 
@@ -109,36 +105,24 @@ def parquet_table(explorer: Explorer) -> bytes:
 # ---- the page
 
 MODULES = (
-    "dom.js",
-    "palette.js",
-    "grid.js",
-    "renderer.js",
-    "pointer.js",
-    "source.js",
-    "model.js",
-    "mapview.js",
-    "panels.js",
-    "tune.js",
-    "point.js",
-    "gallery.js",
-    "page.js",
-)
+    "dom.js", "palette.js", "grid.js", "renderer.js", "pointer.js", "source.js", "model.js",
+    "mapview.js", "panels.js", "tune.js", "point.js", "gallery.js", "page.js",
+)  # fmt: skip
 """Scripts of the page, in an order in which each needs only those before it."""
 
 
-def page(explorer: Explorer) -> str:
+def page(explorer: Explorer) -> bytes:
     """One HTML file with the map, its images, colours and filters; nothing that needs a server."""
     files = static_folder()
     script = "\n".join(_as_part(files[name].content.decode()) for name in MODULES)
     script = f'"use strict";\n(() => {{\n{script}\n}})();\n'
     style = files["style.css"].content.decode()
-    folder = explorer.folder
-    about = {**explorer.about(), "folder": folder.path.resolve().name, "is_copy": True}
+    about = {**explorer.about(), "folder": explorer.folder.path.resolve().name, "is_copy": True}
     about["points"] = base64.b64encode(explorer.points()).decode()
-    if folder.pictures is not None:
-        sheets, grid = folder.pictures.sheets()
+    if (pictures := explorer.curation.pictures) is not None:
+        sheets, grid = thumbnail_sheets(pictures)
         about["sheets"] = [f"data:{k};base64,{base64.b64encode(c).decode()}" for k, c in sheets]
-        about["thumbnail"] = [*folder.pictures.thumbnail_size(), *grid]
+        about["thumbnail"] = [*thumbnail_size(pictures), *grid]
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -159,7 +143,7 @@ def page(explorer: Explorer) -> str:
     ):
         assert tag in text
         text = text.replace(tag, new)
-    return text
+    return text.encode()
 
 
 def _as_part(module: str) -> str:
@@ -170,3 +154,44 @@ def _as_part(module: str) -> str:
 
 def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def thumbnail_size(pictures: Pictures) -> tuple[int, int]:
+    """Width and height on a sheet."""
+    longest = max(pictures.height, pictures.width)
+    for side in THUMBNAIL_SIDES:
+        share = min(1.0, side / longest)
+        size = max(1, round(pictures.width * share)), max(1, round(pictures.height * share))
+        if pictures.number * size[0] * size[1] <= MAX_SHEET_PIXELS:
+            break
+    return size
+
+
+def thumbnail_sheets(pictures: Pictures) -> tuple[list[tuple[str, bytes]], tuple[int, int]]:
+    """Thumbnails of all examples, in order, line by line: sheets as (media type, file), and how
+    many thumbnails a sheet has across and down."""
+    from PIL import Image
+
+    width, height = thumbnail_size(pictures)
+    across, down = max(1, SHEET_SIDE // width), max(1, SHEET_SIDE // height)
+    is_small = pictures.number * width * height <= PNG_PIXELS
+    sheets = []
+    for start in range(0, pictures.number, across * down):
+        stop = min(start + across * down, pictures.number)
+        size = across * width, -(-(stop - start) // across) * height
+        sheet = Image.new("RGB" if pictures.is_colour else "L", size)
+        for line, first in enumerate(range(start, stop, across)):
+            found = pictures.pixels(slice(first, min(first + across, stop)))
+            strip = Image.fromarray(np.ascontiguousarray(np.concatenate(found, axis=1)))
+            small = strip.resize((len(found) * width, height), Image.Resampling.BOX)
+            sheet.paste(small, (0, line * height))
+        out = io.BytesIO()
+        # subsampling would mix neighbours
+        how: dict[str, Any] = {} if is_small else {"quality": 80, "subsampling": 0}
+        sheet.save(out, "PNG" if is_small else "JPEG", **how)
+        sheets.append(("image/png" if is_small else "image/jpeg", out.getvalue()))
+    return sheets, (across, down)
+
+
+EXPORTS = {"html": page, "csv": csv_table, "parquet": parquet_table}
+"""Makes the content of a file of each kind."""

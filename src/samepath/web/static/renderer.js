@@ -4,7 +4,7 @@
 // second). Where drawing is quick, every frame is drawn.
 //
 // Why it is no library: a map of 50,000 points, filled or rings, chosen or not, must follow the mouse
-// also without a graphics card (tests/browser/test_explorer_speed.py holds it). That rests on the
+// also without a graphics card (tests/browser/test_explorer.py holds it). That rests on the
 // shifted picture above, which a chart library that redraws all points for each frame does not have.
 // It also becomes part of the one exported file, with no build step.
 

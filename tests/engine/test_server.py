@@ -1,19 +1,47 @@
-"""The server's side of the talk with its workers, with a mailbox that nobody is behind."""
+"""What goes between a parameter server and its workers, and the server's side of the talk."""
 
 from __future__ import annotations
 
+import math
 from queue import Queue
 
 import pytest
 import torch
 from torch import Tensor
 
-from samepath.engine.comm.collective import Mailbox
-from samepath.engine.server.message import NOTHING
-from samepath.engine.server.server import WorkerPool
+from samepath.engine.comm.network import Mailbox
+from samepath.engine.comm.tensors import same_bits
+from samepath.engine.server import NOTHING, WorkerPool, pack, unpack_facts, unpack_tensors
 from samepath.errors import WorkerLost
 
 LIMIT_SECONDS = 10
+
+
+def test_a_message_arrives_to_the_bit() -> None:
+    tensors = [
+        torch.randn(3, 5),
+        torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        torch.tensor(7),
+        torch.randn(3, dtype=torch.bfloat16),
+        torch.empty(0, 4),
+        torch.tensor([True, False, True]),
+        torch.randn(2, dtype=torch.complex64),
+        torch.tensor([math.nan, -0.0, math.inf], dtype=torch.float64),
+        torch.randn(4, 6)[:, ::2],
+    ]
+    facts = {"loss": 0.1, "losses": [1e-300, -math.inf]}
+    message = pack(facts, tensors, tensors)
+    assert message.dtype == torch.uint8
+    found = unpack_tensors(message.clone(), tensors)
+    for sent, got in zip(tensors, found, strict=True):
+        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+        assert same_bits(got, sent)
+        assert got.data_ptr() % 64 == 0 or not got.numel()
+    assert found[1].stride() == tensors[1].stride(), "kernels choose by layout"
+    assert unpack_facts(message) == facts
+    assert math.isnan(unpack_facts(pack({"loss": math.nan}))["loss"]), "facts alone"
+    missing = pack({}, [None, *tensors[1:]], tensors)
+    assert same_bits(unpack_tensors(missing, tensors)[2], tensors[2]), "it keeps its place"
 
 
 class Pretended(Mailbox):

@@ -11,8 +11,8 @@ from ui_folders import make_finding, make_run
 
 from samepath.files import lock_folder
 from samepath.insight.folder import KINDS
-from samepath.web.dashboard import find as ui_find
-from samepath.web.dashboard.find import MARKS, RootFolder, search
+from samepath.web.dashboard import contents
+from samepath.web.dashboard.contents import MARKS, RootFolder, search
 
 
 def found_in(folder: Path) -> dict[str, str]:
@@ -105,11 +105,11 @@ def test_the_walk_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     deep = tmp_path / "1/2/3/4/5/6/7"
     make_run(deep, 1)
     assert len(found_in(tmp_path)) == 12
-    monkeypatch.setattr(ui_find, "MAX_ITEMS", 5)
+    monkeypatch.setattr(contents, "MAX_ITEMS", 5)
     result = search(RootFolder(tmp_path))
     assert len(result.items) == 5
     assert "there is more than 5" in result.notes[0]
-    monkeypatch.setattr(ui_find, "MAX_FOLDERS", 3)
+    monkeypatch.setattr(contents, "MAX_FOLDERS", 3)
     assert "3 folders" in search(RootFolder(tmp_path)).notes[0]
 
 

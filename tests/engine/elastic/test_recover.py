@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,14 +21,8 @@ from samepath.strategies import Choice
 
 RUN = "b" * 32
 STEPS = 2 * WHOLE_EVERY + 5
+pytestmark = pytest.mark.usefixtures("memory")
 DATA = torch.randn(4 * STEPS, 3, 4, 4, generator=torch.Generator().manual_seed(5))
-
-
-@pytest.fixture(autouse=True)
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Not the machine's."""
-    monkeypatch.setattr(ring, "MEMORY", tmp_path)
-    return tmp_path / f"samepath-{os.getuid()}"
 
 
 @pytest.fixture
@@ -105,6 +98,31 @@ class Rounding(torch.optim.Optimizer):
 
 class Exact(Rounding):
     dtype = torch.float64
+
+
+class Langevin(torch.optim.Adam):
+    """With noise: random numbers that belong to the step."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+
+
+class TimesDrifting(torch.optim.Adam):
+    """An optimizer whose update cannot be made again: it depends on what is in no state."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        TimesDrifting.calls += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - 1e-4 * TimesDrifting.calls)
+        return super().step(closure)
 
 
 def convolutions() -> nn.Module:
@@ -203,70 +221,53 @@ def num_changes() -> int:
     return len(trail.changes)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("make", [convolutions, tied, half_frozen])
-def test_every_step_comes_back(make: Make, parts: int, tmp_path: Path, session: Session) -> None:
-    choice = Choice(learning_rate=0.7, schedule_steps=2)
-    found: dict[int, str] = {}
-    changes: list[int] = []
-
-    def between(step: int) -> None:
-        again = trainer(session, make)
-        assert come_back(again, tmp_path) == step
-        found[step] = again.digest()
-        changes.append(num_changes())
-
-    digests = train(
-        trainer(session, make), keepers(tmp_path, parts), choice=choice, between=between
-    )
-    assert found == digests
-    assert changes == [step % (WHOLE_EVERY) for step in range(STEPS)]
-
-
-def test_from_there_on_it_is_the_same_run(tmp_path: Path, session: Session) -> None:
-    expected = train(trainer(session, convolutions), [])
-    train(trainer(session, convolutions), keepers(tmp_path), stop=WHOLE_EVERY)
-    again = trainer(session, convolutions)
-    come_back(again, tmp_path)
-    assert train(again, [])[STEPS] == expected[STEPS]
-
-
-def test_the_gradient_is_kept_before_the_optimizer_has_it(tmp_path: Path, session: Session) -> None:
-    def make(optimizer: Any = WritesIntoGradients) -> Trainer:
-        return trainer(session, convolutions, optimizer)
-
-    digests = train(make(), keepers(tmp_path), stop=5)
-    again = make()
-    assert come_back(again, tmp_path) == 5
-    assert num_changes() == 4
-    assert again.digest() == digests[5]
-
-
-@pytest.mark.parametrize("optimizer", [Rounding, Exact])
-def test_state_of_another_dtype(optimizer: Any, tmp_path: Path, session: Session) -> None:
-    """torch gives loaded state the dtype of its parameter."""
-    expected = train(trainer(session, convolutions, optimizer), [])
-    train(trainer(session, convolutions, optimizer), keepers(tmp_path), stop=5)
-    again = trainer(session, convolutions, optimizer)
-    assert come_back(again, tmp_path) == 5
-    assert again.digest() == expected[5]
-    assert train(again, [])[STEPS] == expected[STEPS]
+def check(
+    session: Session, tmp_path: Path, digests: dict[int, str], step: int, make: Make | None = None
+) -> None:
+    """A new trainer comes to that step."""
+    again = trainer(session, make or convolutions)
+    assert come_back(again, tmp_path) == step
+    assert again.digest() == digests[step]
 
 
 @pytest.mark.parametrize(
-    ("make", "optimizer"),
-    [(Extra, torch.optim.Adam), (convolutions, torch.optim.SGD)],
-    ids=["state of another kind", "a gradient as large as the state"],
+    ("make", "parts"), [(convolutions, 1), (convolutions, 3), (tied, 2), (half_frozen, 2)]
 )
-def test_whole_where_changes_are_of_no_use(
-    make: Make, optimizer: Any, tmp_path: Path, session: Session, memory: Path
+def test_every_step_comes_back(make: Make, parts: int, tmp_path: Path, session: Session) -> None:
+    choice = Choice(learning_rate=0.7, schedule_steps=2)
+    digests = train(trainer(session, make), [], choice=choice)
+
+    def between(step: int) -> None:
+        check(session, tmp_path, digests, step, make)
+        assert num_changes() == (step - 1) % WHOLE_EVERY
+
+    those = keepers(tmp_path, parts)
+    assert train(trainer(session, make), those, choice=choice, between=between) == digests
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "changes"),
+    [
+        (convolutions, torch.optim.Adam, 4),
+        (convolutions, WritesIntoGradients, 4),  # the gradient is kept before the optimizer has it
+        (convolutions, Rounding, 0),  # torch gives loaded state the dtype of its parameter
+        (convolutions, Exact, 4),
+        (convolutions, Langevin, 4),  # the same random numbers again
+        (Extra, torch.optim.Adam, 0),  # state of another kind
+        (convolutions, torch.optim.SGD, 0),  # a gradient as large as the state
+    ],
+)
+def test_from_there_on_it_is_the_same_run(
+    make: Make, optimizer: Any, changes: int, tmp_path: Path, session: Session, memory: Path
 ) -> None:
-    digests = train(trainer(session, make, optimizer), keepers(tmp_path), stop=5)
+    expected = train(trainer(session, make, optimizer), [], stop=8)
+    train(trainer(session, make, optimizer), keepers(tmp_path), stop=5)
     again = trainer(session, make, optimizer)
     assert come_back(again, tmp_path) == 5
-    assert num_changes() == 0
-    assert again.digest() == digests[5]
-    assert len(list(memory.iterdir())) == 2  # whole, and notes
+    assert num_changes() == changes
+    assert again.digest() == expected[5]
+    assert len(list(memory.iterdir())) == (3 if changes else 2)  # whole, changes, notes
+    assert train(again, [], stop=8)[8] == expected[8]
 
 
 def test_weights_changed_behind_the_optimizer(tmp_path: Path, session: Session) -> None:
@@ -301,10 +302,8 @@ def test_parameters_are_unfrozen(tmp_path: Path, session: Session, memory: Path)
             first.model.requires_grad_(True)
 
     digests = train(first, keepers(tmp_path), between=between, stop=7)
-    again = trainer(session, half_frozen)
-    assert come_back(again, tmp_path) == 7
+    check(session, tmp_path, digests, 7, half_frozen)
     assert num_changes() == 2  # a whole one at step 5, with moments that there were not before
-    assert again.digest() == digests[7]
     assert len(list(memory.iterdir())) == 3
 
 
@@ -326,9 +325,7 @@ def test_killed_around_the_update(
         assert len(trail.changes) == (3 if noted else 2)
         assert trail.progress == {"step": 4 if noted else 3}
     if not noted:
-        again = trainer(session, convolutions)
-        assert come_back(again, tmp_path) == 3
-        assert again.digest() == digests[3]
+        check(session, tmp_path, digests, 3)
 
 
 def test_a_damaged_change_ends_the_way(tmp_path: Path, session: Session, memory: Path) -> None:
@@ -337,9 +334,7 @@ def test_a_damaged_change_ends_the_way(tmp_path: Path, session: Session, memory:
     content = bytearray(file.read_bytes())
     content[5 * len(content) // WHOLE_EVERY - 1] ^= 1  # the fifth change, of step 6
     file.write_bytes(bytes(content))
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 5
-    assert again.digest() == digests[5]
+    check(session, tmp_path, digests, 5)
 
 
 def test_no_room_for_changes(
@@ -354,9 +349,7 @@ def test_no_room_for_changes(
 
     monkeypatch.setattr(step_memory, "Ring", no_changes)
     digests = train(trainer(session, convolutions), keepers(tmp_path), stop=5)
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 5
-    assert again.digest() == digests[5]
+    check(session, tmp_path, digests, 5)
     assert len(list(memory.iterdir())) == 2  # whole, and notes
 
 
@@ -368,10 +361,8 @@ def test_a_step_that_was_not_kept_is_followed_by_a_whole_one(
     train(first, [keeper], stop=3)
     train(first, [], stop=5)
     digests = train(first, [keeper], stop=6)
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 6
+    check(session, tmp_path, digests, 6)
     assert num_changes() == 0
-    assert again.digest() == digests[6]
 
 
 def test_a_step_that_changed_more_is_not_made_again_from_its_gradient(
@@ -381,14 +372,10 @@ def test_a_step_that_changed_more_is_not_made_again_from_its_gradient(
     first = trainer(session, convolutions)
     those = keepers(tmp_path, 2)
     digests = train(first, those, stop=3)
-    for share in first.batches(DATA, 0):
-        first.step(share)
-        break
+    first.step(next(first.batches(DATA, 0)))
     those[1]._changes.take_back()  # type: ignore[union-attr]  # killed before it wrote the state
     those[0].keep(first, {"step": 4}, is_one_update=False)
-    again = trainer(session, convolutions)
-    assert come_back(again, tmp_path) == 3
-    assert again.digest() == digests[3]
+    check(session, tmp_path, digests, 3)
 
 
 def test_nor_from_one_that_the_dead_left(tmp_path: Path, session: Session) -> None:
@@ -402,26 +389,10 @@ def test_nor_from_one_that_the_dead_left(tmp_path: Path, session: Session) -> No
     watch(second, those)
     second.step(next(second.batches(DATA, 0)))
     those[0].keep(second, {"step": 4}, is_one_update=False)
-    third = trainer(session, convolutions)
-    assert come_back(third, tmp_path) == 3
-    assert third.digest() == digests[3]
+    check(session, tmp_path, digests, 3)
 
 
-class TimesDrifting(torch.optim.Adam):
-    """An optimizer whose update cannot be made again: it depends on what is in no state."""
-
-    calls = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        TimesDrifting.calls += 1
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.mul_(1 - 1e-4 * TimesDrifting.calls)
-        return super().step(closure)
-
-
-@pytest.mark.parametrize("steps", [2, 3, 5])
+@pytest.mark.parametrize("steps", [2, 5])
 def test_the_last_update_is_compared_too(steps: int, tmp_path: Path, session: Session) -> None:
     """With one change there is no later one whose weights would show that it came out otherwise."""
     TimesDrifting.calls = 0
@@ -432,23 +403,3 @@ def test_the_last_update_is_compared_too(steps: int, tmp_path: Path, session: Se
     assert again.digest() == digests[1]
     (line,) = told
     assert line.startswith(f"going on from step 1, not {steps}")
-
-
-class Langevin(torch.optim.Adam):
-    """With noise: random numbers that belong to the step."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        super().step(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.add_(torch.randn_like(parameter), alpha=1e-3)
-
-
-def test_a_random_update_is_made_again_with_the_same_numbers(
-    tmp_path: Path, session: Session
-) -> None:
-    digests = train(trainer(session, convolutions, Langevin), keepers(tmp_path), stop=5)
-    again = trainer(session, convolutions, Langevin)
-    assert come_back(again, tmp_path) == 5
-    assert again.digest() == digests[5]

@@ -11,7 +11,7 @@ import pytest
 from ui_folders import metrics_lines
 
 from samepath.engine.state.metrics_log import MetricColumns
-from samepath.web.dashboard.runs import NUM_POINTS, comparison, curves, shorten
+from samepath.web.dashboard.items import NUM_POINTS, comparison, curves, shorten
 
 
 def read(metrics: MetricColumns, text: str | bytes) -> MetricColumns:
@@ -82,12 +82,9 @@ def words(*texts: str, digests: tuple[str, ...]) -> list[str]:
     return [each["words"] for each in said]
 
 
-def test_equal_digests_are_the_same_path() -> None:
+def test_runs_are_compared_by_digest_or_by_their_losses() -> None:
     both = words(lines(9), lines(9, seconds=2.0), digests=("a" * 64, "a" * 64))
     assert both == ["Same path: one and two ended with the same bits (digest aaaaaaaaaaaa)."]
-
-
-def test_runs_under_way_are_compared_by_their_losses() -> None:
     other = lines(9).replace('"step": 7, "epoch": 0, "train_loss": 1', '"step": 7, "train_loss": 2')
     assert words(lines(20), lines(9), other, digests=("a", "", "")) == [
         "Same path so far: two has the same losses as one, bit for bit, in the 9 steps they share.",

@@ -1,14 +1,14 @@
-"""Runs as the page shows them: a line of the overview, a page, curves, and comparisons.
+"""Runs, studies, findings and curations as the page shows them: lines, pages, curves, comparisons.
 
-In: run.json as read, and what metrics.jsonl holds. Out: plain values for JSON. Guaranteed: a
-run.json of any content gives an answer: a damaged one gives the reason; a curve has at most
-`NUM_POINTS` points, and no peak is lost.
+In: their JSON as read, and what metrics.jsonl holds. Out: plain values for JSON. Guaranteed: any
+content gives an answer: a damaged run.json gives the reason; a curve has at most `NUM_POINTS`
+points, and no peak is lost.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,82 @@ _TOGETHER = {name for names in _INTERVAL.values() for name in names}
 _DIGITS = 12
 NUM_POINTS = 400
 """Points of a curve on the screen, at most."""
+_LISTED = {
+    "strategies": "strategies",
+    "workers": "workers",
+    "num_workers": "workers",
+    "batch_sizes": "batch sizes",
+    "learning_rates": "learning rates",
+    "engines": "engines",
+}
+_MADE_OF = (("curves", "modelled", ("policy", "network")), ("runs", "runs", ("path",)))
+_STUDIES = {"race": "strategies raced to a target", "grid": "batch sizes and learning rates"}
+
+
+# ---- studies, findings and curations
+
+
+def item_line(kind: str, content: Mapping[str, Any], status: str) -> dict[str, Any]:
+    """A study, finding or curation in the overview; `status` is that of a study under way."""
+    is_comparison = "comparison" in (kind, content.get("kind"))
+    title = "did curation help?" if is_comparison else kind
+    if kind == "study":
+        title = _STUDIES.get(str(content.get("kind")), "a study")
+    line: dict[str, Any] = {
+        "recipe": Path(str(content.get("recipe") or "?")).stem,
+        "title": title,
+        "verdict": _words(content.get("verdict") or content.get("summary")),
+        "is_live": status == "running",
+        "status": status,
+        "facts": list(_facts(kind, content)),
+    }
+    # of a study under way the recipe is only known by a checksum
+    return line | ({"recipe": "", "verdict": ""} if status else {})
+
+
+def item_page(content: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts for an item's page beside its report."""
+    explore = shlex.join(["samepath", "explore", line["path"]])
+    return {
+        "command": _typed(content.get("command")),
+        "explore": explore if line["kind"] == "curation" else "",
+        "versions": _table(content.get("versions")),
+    }
+
+
+def _facts(kind: str, content: Mapping[str, Any]) -> Iterator[str]:
+    """Facts about an item, a few words each."""
+    if kind == "curation":
+        kept, total = content.get("num_kept"), content.get("num_examples")
+        if type(kept) is int and type(total) is int and total:
+            yield f"{kept:,} of {total:,} kept ({100 * kept / total:.1f}%)"
+    for name, called in _LISTED.items():
+        if words := _words(content.get(name)):
+            yield f"{called}: {words}"
+    for name, called, parts in _MADE_OF:
+        made_of = content.get(name)
+        if isinstance(made_of, list):
+            names = [
+                " over ".join(filter(None, (_words(each.get(part)) for part in parts)))
+                for each in made_of
+                if isinstance(each, dict)
+            ]
+            counted = f"{len(made_of)} {name if len(made_of) != 1 else name.removesuffix('s')}"
+            yield f"{called}: {_words(names)}" if any(names) else counted
+
+
+def _words(value: Any) -> str:
+    """Words for text, a number, a list of them, or the names of a table; "" for all else."""
+    if isinstance(value, str) or type(value) in (int, float):
+        return str(value)
+    if isinstance(value, Mapping):
+        value = list(value)
+    if isinstance(value, Sequence) and all(isinstance(each, (str, int, float)) for each in value):
+        return ", ".join(str(each) for each in value[:12]) + (", ..." if len(value) > 12 else "")
+    return ""
+
+
+# ---- runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,25 +110,23 @@ class ShownRun:
     status: str
     config: Mapping[str, Any]
     result: Mapping[str, Any]
-    starts: Sequence[Any]
+    num_starts: int
+    last_start: Mapping[str, Any]
 
     @classmethod
-    def of(cls, content: Any) -> ShownRun:
+    def of(cls, content: Mapping[str, Any]) -> ShownRun:
         """Take run.json apart; ValueError where it is not of samepath."""
-        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
+        if not isinstance(content.get("config"), dict):
             raise ValueError("it is not a run of samepath: it has no config")
-        result, starts = content.get("result"), content.get("starts")
+        starts = content.get("starts")
+        starts = starts if isinstance(starts, list) else []
         return cls(
             status=str(content.get("status")),
             config=content["config"],
-            result=result if isinstance(result, dict) else {},
-            starts=starts if isinstance(starts, list) else [],
+            result=_table(content.get("result")),
+            num_starts=len(starts),
+            last_start=_table(starts[-1]) if starts else {},
         )
-
-    @property
-    def last_start(self) -> Mapping[str, Any]:
-        last = self.starts[-1] if self.starts else {}
-        return last if isinstance(last, dict) else {}
 
     @property
     def steps_to_do(self) -> int | None:
@@ -64,14 +138,6 @@ class ShownRun:
         drop_last = bool(self.config.get("drop_last", False))
         per_epoch = count_steps(examples, batch, drop_last=drop_last)
         return min(epochs * per_epoch, _whole(self.config.get("steps")) or 10**18)
-
-
-def typed(command: Any) -> str:
-    """A command line as one would type it."""
-    if not isinstance(command, (list, tuple)) or not command:
-        return ""
-    words = [str(word) for word in command]
-    return shlex.join([Path(words[0]).name, *words[1:]])
 
 
 def run_line(record: ShownRun, is_running: bool, newest: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +152,7 @@ def run_line(record: ShownRun, is_running: bool, newest: Mapping[str, Any]) -> d
     return {
         "recipe": Path(str(config.get("recipe", "?"))).stem,
         "status": "stopped" if stopped else record.status,
-        "is_live": record.status == "running" and is_running,
+        "is_live": is_running,
         "workers": _known(result.get("num_workers", record.last_start.get("num_workers"))),
         "batch_size": config.get("batch_size"),
         "strategy": config.get("strategy"),
@@ -102,22 +168,48 @@ def run_line(record: ShownRun, is_running: bool, newest: Mapping[str, Any]) -> d
     }
 
 
-def run_page(record: ShownRun, line: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """Facts for a run's page beside its curves; `shown` is its place as one would type it."""
+def run_page(record: ShownRun, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts for a run's page beside its curves."""
     recipe = str(record.config.get("recipe", ""))
-    versions = record.last_start.get("versions")
-    resume = ["samepath", "train", recipe, "--out", shown, "--resume"]
+    resume = shlex.join(["samepath", "train", recipe, "--out", line["path"], "--resume"])
     return {
         # without fingerprints, which say nothing to people
         "config": {k: v for k, v in record.config.items() if not isinstance(v, dict)},
         "whole_digest": _text(record.result.get("digest")),
-        "command": typed(record.last_start.get("command")),
-        "resume": shlex.join(resume) if line["status"] in RESUMABLE else "",
-        "num_starts": len(record.starts),
-        "versions": versions if isinstance(versions, dict) else {},
+        "command": _typed(record.last_start.get("command")),
+        "resume": resume if line["status"] in RESUMABLE else "",
+        "num_starts": record.num_starts,
+        "versions": _table(record.last_start.get("versions")),
         "step_seconds": _known(record.result.get("step_seconds")),
         "examples_per_second": _known(record.result.get("examples_per_second")),
     }
+
+
+def _typed(command: Any) -> str:
+    """A command line as one would type it."""
+    if not isinstance(command, (list, tuple)) or not command:
+        return ""
+    words = [str(word) for word in command]
+    return shlex.join([Path(words[0]).name, *words[1:]])
+
+
+def _known(value: Any) -> float | int | None:
+    return value if np.isfinite(number(value)) and not isinstance(value, str) else None
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+# ---- curves
 
 
 def curves(metrics: MetricColumns, first: float = -np.inf, last: float = np.inf) -> dict[str, Any]:
@@ -129,10 +221,9 @@ def curves(metrics: MetricColumns, first: float = -np.inf, last: float = np.inf)
         steps, times, values = column.arrays()
         inside = (steps >= first) & (steps <= last)
         interval = None
-        ends = [metrics.columns.get(end) for end in _INTERVAL.get(name, ())]
-        if ends and all(end is not None and len(end.values) == len(values) for end in ends):
-            low, high = (np.array(end.values)[inside] for end in ends if end is not None)
-            interval = low, high
+        ends = [metrics.columns.get(end, MetricColumn()) for end in _INTERVAL.get(name, ())]
+        if ends and all(len(end.values) == len(values) for end in ends):
+            interval = np.array(ends[0].values)[inside], np.array(ends[1].values)[inside]
         if inside.any() and np.isfinite(values).any():
             found[name] = shorten(steps[inside], times[inside], values[inside], interval)
     return found
@@ -143,26 +234,24 @@ def shorten(
     times: Floats,
     values: Floats,
     interval: tuple[Floats, Floats] | None = None,
-    most: int = NUM_POINTS,
 ) -> dict[str, Any]:
-    """A curve of any length as at most `most` points, for a screen.
+    """A curve of any length as at most NUM_POINTS points, for a screen.
 
     A curve that is short enough is given as it is; of a longer one every point stands for a stretch
     of steps with its mean, lowest and highest value. What is no number is a gap (None). `interval`
     is what each value is known to lie in, where that is known.
     """
-    number = len(values)
     values = np.where(np.isfinite(values), values, np.nan)
     low, high = interval or (values, values)
-    if number <= most:
+    if len(values) <= NUM_POINTS:
         curve = {"step": _rounded(steps), "time": _rounded(times), "value": _rounded(values)}
         return curve | ({"low": _rounded(low), "high": _rounded(high)} if interval else {})
-    starts = np.linspace(0, number, most, endpoint=False).astype(int)
-    ends = np.append(starts[1:], number)
+    starts = np.linspace(0, len(values), NUM_POINTS, endpoint=False).astype(int)
+    ends = np.append(starts[1:], len(values))
     known = np.isfinite(values)
     counts = np.add.reduceat(known, starts)
     sums = np.add.reduceat(np.where(known, values, 0.0), starts)
-    means = np.divide(sums, counts, out=np.full(most, np.nan), where=counts > 0)
+    means = np.divide(sums, counts, out=np.full(NUM_POINTS, np.nan), where=counts > 0)
     unbounded = np.logical_or.reduceat(known & ~np.isfinite(high), starts)
     highest = np.where(unbounded if interval else False, np.nan, np.fmax.reduceat(high, starts))
     return {
@@ -179,6 +268,9 @@ def _rounded(values: Floats) -> list[float | None]:
     return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values.tolist()]
 
 
+# ---- comparisons
+
+
 def comparison(
     names: Sequence[str], digests: Sequence[str], all_metrics: Sequence[MetricColumns]
 ) -> list[dict[str, Any]]:
@@ -188,7 +280,8 @@ def comparison(
     for digest in dict.fromkeys(d for d in digests if d):
         alike = [name for name, other in zip(names, digests, strict=True) if other == digest]
         if len(alike) > 1:
-            words = f"{_listed(alike)} ended with the same bits (digest {digest[:_DIGITS]})."
+            listed = " and ".join([", ".join(alike[:-1]), alike[-1]])
+            words = f"{listed} ended with the same bits (digest {digest[:_DIGITS]})."
             said.append({"same": True, "words": f"Same path: {words}"})
     first = all_metrics[0].columns.get("train_loss", MetricColumn())
     for name, digest, metrics in zip(names[1:], digests[1:], all_metrics[1:], strict=True):
@@ -216,20 +309,3 @@ def _against(
     if has_other_digest and len(shared) == len(steps) == len(other_steps):
         return {"same": False, "words": f"{words}, but ended with another digest."}
     return {"same": True, "words": f"Same path so far: {words}."}
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]])
-
-
-def _known(value: Any) -> float | int | None:
-    found = number(value)
-    return value if np.isfinite(found) and not isinstance(value, str) else None
-
-
-def _whole(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 0
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

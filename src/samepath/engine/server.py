@@ -7,14 +7,16 @@ applied the moment it comes, whatever has been applied meanwhile.
 
 Guaranteed: no gradient is thrown away; with a bound, none is applied that is staler; with one
 worker, or a bound of 0, the run is the sequential one to the bit. Otherwise the path depends on
-who is quicker and is not the same twice. A worker that is lost ends the run.
+which worker is quicker and is not the same twice. A worker that is lost ends the run.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, Queue
 from threading import Thread
@@ -24,14 +26,17 @@ import torch
 from torch import Tensor, nn
 
 from samepath.data.sources import Data
-from samepath.engine.comm.collective import Alone, Mailbox
+from samepath.engine.comm.collective import Alone
+from samepath.engine.comm.environment import read_place
+from samepath.engine.comm.network import Mailbox
+from samepath.engine.comm.tensors import dense_strides
+from samepath.engine.comm.tree_sum import ALIGNMENT_BYTES
 from samepath.engine.noise_scale import GrainNorms
 from samepath.engine.run.evaluation import evaluate
+from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options
-from samepath.engine.run.session import Session
+from samepath.engine.run.session import Session, choose_network, settle_in
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.server.message import NOTHING, pack, unpack_facts, unpack_tensors
-from samepath.engine.server.worker import open_mailbox
 from samepath.engine.state.progress import RunResult
 from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
@@ -39,14 +44,127 @@ from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
 from samepath.errors import Diverged
 from samepath.plan import Batch
 from samepath.plan.staleness import may_apply, may_hand_out
+from samepath.recipe import Recipe
 from samepath.strategies import Choice, find_strategy
 from samepath.strategies.asynchronous import Asynchronous
 
+SERVER = 0
 ALIVE_SECONDS = 30.0
 """An idle worker hears this often that the server is there: evaluation may take longer than the
 limit of a wait."""
 LAST_WORDS_SECONDS = 10.0
 """How long a gradient that is under way is waited for when the run has failed."""
+NOTHING = torch.empty(0, dtype=torch.uint8)
+"""A message that only says: I am here."""
+
+
+# ---- messages: tensors and JSON in one stretch of bytes, back again to the bit; no pickle
+
+
+def pack(
+    facts: dict[str, Any], tensors: Sequence[Tensor | None] = (), like: Sequence[Tensor] = ()
+) -> Tensor:
+    """Make a message, in which tensors lie as in memory everywhere: each starts on a cache line and
+    fills its memory in its own order. Of one that is None only the place, of a size that `like`
+    says, is there."""
+    text = json.dumps(facts).encode()
+    *places, end = _places(like)
+    message = torch.empty(end + len(text), dtype=torch.uint8)
+    message[:8].view(torch.int64).fill_(end)
+    for tensor, place, model in zip(tensors, places, like, strict=True):
+        if tensor is not None:
+            _view(message, place, model).copy_(tensor)
+    message[end:].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    return message
+
+
+def unpack_facts(message: Tensor) -> dict[str, Any]:
+    start = int(message[:8].view(torch.int64))
+    facts: dict[str, Any] = json.loads(message[start:].numpy().tobytes())
+    return facts
+
+
+def unpack_tensors(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """View the tensors of a message: its own memory, not copies."""
+    *places, _ = _places(like)
+    return [_view(message, place, model) for place, model in zip(places, like, strict=True)]
+
+
+def _places(like: Sequence[Tensor]) -> Iterator[int]:
+    """Say where each tensor starts, and where the last one ends."""
+    place = ALIGNMENT_BYTES  # before it: where the facts start
+    for tensor in like:
+        yield place
+        place += -(-tensor.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    yield place
+
+
+def _view(message: Tensor, place: int, like: Tensor) -> Tensor:
+    flat = message[place : place + like.nbytes].view(like.dtype)
+    return flat.as_strided(like.shape, dense_strides(like))
+
+
+def _state_of(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _open_mailbox(options: Options, timeout_seconds: float) -> tuple[Mailbox, torch.device]:
+    """Take this process's place as the server or as one of its workers."""
+    place = read_place(os.environ)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        # the server has little to do: with one worker per GPU it shares the last worker's
+        device = torch.device("cuda", place.local_worker % torch.cuda.device_count())
+    settle_in(device, seed=options.seed, threads=options.threads)
+    choose_network(place, device)
+    return Mailbox(place, timeout_seconds), device
+
+
+# ---- a worker
+
+
+def answer_server(recipe: Recipe, options: Options, timeout_seconds: float) -> RunResult:
+    """Compute, in a worker, what the server asks for until it says how the run ended. The engine's
+    own trainer computes it, so that the same weights, buffers and batch give the same bits as a
+    step without a server. A batch is known when it comes: its examples are loaded then, not ahead.
+    """
+    mailbox, device = _open_mailbox(options, timeout_seconds)
+    try:
+        session = Session(Alone(device, timeout_seconds), seed=options.seed)
+        trainer = make_trainer(recipe, options, session)
+        source = trainer.source(recipe.train)
+        while True:
+            message = mailbox.receive(SERVER)
+            if not message.numel():
+                continue  # nothing to do yet, and the server is there
+            facts = unpack_facts(message)
+            if "result" in facts:
+                mailbox.send(NOTHING, SERVER)
+                return RunResult(**facts["result"])
+            state = _state_of(trainer.model)
+            with torch.no_grad():
+                torch._foreach_copy_(state, unpack_tensors(message, state))
+            (share,) = trainer.stream(source, facts["step"], facts["step"] + 1)
+            mailbox.send(_answer(trainer, share), SERVER)
+    finally:
+        mailbox.close()
+
+
+def _answer(trainer: Trainer, share: WorkerBatch) -> Tensor:
+    computed = trainer.compute(share)
+    known = computed.know()
+    facts = {
+        "loss": known.loss,
+        "grain_losses": known.grain_losses,
+        "grain_norms": known.grain_norms and asdict(known.grain_norms),
+        "used": known.used,
+        "weight": computed.weight,
+    }
+    tensors = [*computed.gradient(), *trainer.model.buffers()]
+    return pack(facts, tensors, _state_of(trainer.model))
+
+
+# ---- the server
 
 
 class WorkerPool:
@@ -57,21 +175,20 @@ class WorkerPool:
         self._mailbox = mailbox
         self._alive = min(ALIVE_SECONDS, mailbox.timeout_seconds / 4)
         self._arrivals: Queue[tuple[int, Tensor | Exception]] = Queue()
-        self._orders: dict[int, Queue[Tensor | None]] = {}
-        self._threads: list[Thread] = []
         self.idle = deque(range(1, mailbox.num_workers))
         """Workers without work, in the order they came back."""
-        for worker in self.idle:
-            self._orders[worker] = Queue()
-            self._threads.append(Thread(target=self._exchange, args=(worker,), daemon=True))
-            self._threads[-1].start()
+        self._orders: dict[int, Queue[Tensor | None]] = {worker: Queue() for worker in self.idle}
+        self._threads = [
+            Thread(target=self._exchange, args=order, daemon=True) for order in self._orders.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def num_workers(self) -> int:
         return len(self._threads)
 
-    def _exchange(self, worker: int) -> None:
-        orders = self._orders[worker]
+    def _exchange(self, worker: int, orders: Queue[Tensor | None]) -> None:
         try:
             while True:
                 try:
@@ -108,18 +225,19 @@ class WorkerPool:
         """Send every worker its last message, and end the threads."""
         for orders in self._orders.values():
             orders.put(message)
-            orders.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._end_threads(None)
 
     def close(self) -> None:
         """Close the mailbox. A thread that waits for a message when Python ends takes the process
         down with an abort, so those that still wait for a gradient get a while."""
+        self._end_threads(LAST_WORDS_SECONDS)
+        self._mailbox.close()
+
+    def _end_threads(self, seconds: float | None) -> None:
         for orders in self._orders.values():
             orders.put(None)
         for thread in self._threads:
-            thread.join(LAST_WORDS_SECONDS)
-        self._mailbox.close()
+            thread.join(seconds)
 
 
 @dataclass(kw_only=True)
@@ -133,18 +251,8 @@ class Outstanding(PendingBatch):
 class ServerTrainer(Trainer):
     """Updates one model with gradients that workers compute."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        bound: int | None,
-        device: torch.device,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
-        settings: Settings,
-        schedule: torch.optim.lr_scheduler.LRScheduler | None,
-    ) -> None:
-        super().__init__(Alone(device), model, optimizer, loss, settings, schedule)
+    def __init__(self, pool: WorkerPool, bound: int | None, *trainer: Any) -> None:
+        super().__init__(*trainer)
         self._pool = pool
         self._bound = bound
         self._computing: dict[int, Outstanding] = {}
@@ -183,16 +291,15 @@ class ServerTrainer(Trainer):
         return [pending.behind for pending in self.pending]
 
     def _hand_out(self, batch: Batch) -> None:
-        state = [*self.model.parameters(), *self.model.buffers()]
+        state = _state_of(self.model)
         worker = self._pool.order(pack({"step": batch.step}, state, state))
-        handed_out = Outstanding(
+        self._computing[worker] = Outstanding(
             step=batch.step,
             epoch=batch.epoch,
             num_examples=len(batch.examples),
             weight=float(len(batch.examples)),
         )
-        self._computing[worker] = handed_out
-        self.pending.append(handed_out)
+        self.pending.append(self._computing[worker])
         self.step_number += 1
 
     def _take_in(self) -> None:
@@ -211,7 +318,7 @@ class ServerTrainer(Trainer):
         )
         arrived.weight = facts["weight"]
         device = self.collective.device
-        tensors = unpack_tensors(answer, [*self.model.parameters(), *self.model.buffers()])
+        tensors = unpack_tensors(answer, _state_of(self.model))
         arrived.totals = [
             gradient.to(device) if use else None
             for gradient, use in zip(tensors, used, strict=False)
@@ -260,7 +367,7 @@ class ServerSession(Session):
     """The server's place in the run."""
 
     def __init__(self, options: Options, timeout_seconds: float) -> None:
-        mailbox, device = open_mailbox(options, timeout_seconds)
+        mailbox, device = _open_mailbox(options, timeout_seconds)
         super().__init__(Alone(device, timeout_seconds), seed=options.seed)
         rule = find_strategy(options.strategy).function
         assert isinstance(rule, Asynchronous)
@@ -286,7 +393,7 @@ class ServerSession(Session):
         of its own."""
         made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
         return ServerTrainer(
-            self._pool, self._bound, self.device, model, optimizer, loss, made, schedule
+            self._pool, self._bound, self.collective, model, optimizer, loss, made, schedule
         )
 
     def dismiss(self, result: RunResult) -> None:

@@ -1,17 +1,21 @@
-"""The guard in front of every local page: who may ask, how much they may send, what they get.
+"""Local pages: who may ask, what they get, and serving it on this machine until Ctrl-C.
 
-In: an ASGI application and a token. Out: the same application, guarded. Guaranteed: no request
-without the token reaches it (a query once, then a cookie that scripts cannot read), and none that
-another site, or another name for this machine, led here; a body larger than the limit is never
-held; every answer says what a browser may do with it. Files are read once, when the server starts:
-no path is ever made of what a request says.
+In: routes and a port. Out: a guarded application, and the address where it answers. Guaranteed: it
+listens on 127.0.0.1 and nowhere else; no request without the token reaches it (a query once, then a
+cookie that scripts cannot read), and none that another site, or another name for this machine, led
+here; a body larger than the limit is never held; every answer says what a browser may do with it;
+an error of a known kind is answered with one line of JSON; a port that is taken ends in one line;
+Ctrl-C ends it within about a second. Files are read once, when the server starts: no path is ever
+made of what a request says.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from importlib import resources
@@ -20,18 +24,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from samepath.errors import UserError
+
 if TYPE_CHECKING:
+    import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+HOST = "127.0.0.1"
+LOOPBACK = (HOST, "localhost", "[::1]")
 CHANGES_HEADER = "x-samepath"
 """Header of every request that changes something: a browser lets no other site send it."""
 MAX_BODY = 4 * 2**20
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
+    "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -47,8 +59,7 @@ KINDS = {
 }
 
 
-def new_token() -> str:
-    return secrets.token_urlsafe(24)
+# ---- the pages' own files
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,9 @@ def static_folder() -> dict[str, StaticFile]:
     """The files of samepath's pages, and the libraries they use (static/vendor)."""
     folder = resources.files("samepath.web") / "static"
     return static_files(folder / "vendor") | static_files(folder)
+
+
+# ---- the guard
 
 
 @dataclass(frozen=True)
@@ -128,13 +142,11 @@ class Guard:
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
         if asked and self._is_token(asked[0]):
             return f"{name}={self.token}; HttpOnly; SameSite=Strict; Path=/"
-        try:
+        with suppress(CookieError):
             kept = SimpleCookie(headers.get("cookie", "")).get(name)
-        except CookieError:
-            kept = None
-        if kept is None or not self._is_token(kept.value):
-            raise _Refused(403, "open the address that samepath printed: it carries a token")
-        return None
+            if kept is not None and self._is_token(kept.value):
+                return None
+        raise _Refused(403, "open the address that samepath printed: it carries a token")
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode("utf-8", "replace"), self.token.encode())
@@ -155,14 +167,10 @@ class Guard:
             more = message.get("more_body", False)
             if len(body) > self.max_body:
                 raise refused
-        given = False
+        whole = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def replay() -> dict[str, Any]:
-            nonlocal given
-            if given:
-                return dict(await receive())
-            given = True
-            return {"type": "http.request", "body": bytes(body), "more_body": False}
+            return whole.pop() if whole else dict(await receive())
 
         return replay
 
@@ -172,7 +180,7 @@ def _check_host(headers: Mapping[str, str]) -> None:
     host = headers.get("host", "")
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     if (name or host) not in LOOPBACK or (port and name and not port.isdecimal()):
-        raise _Refused(403, "this page answers on 127.0.0.1 only")
+        raise _Refused(403, f"this page answers on {HOST} only")
 
 
 def _check_change(method: str, headers: Mapping[str, str]) -> None:
@@ -184,3 +192,97 @@ def _check_change(method: str, headers: Mapping[str, str]) -> None:
     site = headers.get("sec-fetch-site", "same-origin")
     if CHANGES_HEADER not in headers or not own or site not in ("same-origin", "none"):
         raise _Refused(403, "only the page that samepath serves may change something")
+
+
+# ---- serving
+
+
+def guarded_app(
+    page: str,
+    routes: Sequence[BaseRoute],
+    token: str,
+    errors: Mapping[type[Exception], int],
+    policy: str = POLICY,
+) -> ASGIApp:
+    """The page, a static file with this content-security-policy, and its routes behind the guard;
+    the pages' own files are under /static. An exception of one of the kinds in `errors` is answered
+    with its status and {"error": its text}."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    files = static_folder()
+
+    def static(request: Request) -> Response:
+        found = files.get(request.path_params.get("name", page))
+        if found is None:
+            raise HTTPException(404, "there is no such page")
+        headers = {"content-security-policy": policy}
+        return Response(found.content, media_type=found.kind, headers=headers)
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return JSONResponse({"error": error.detail}, error.status_code)
+
+    async def known_error(request: Request, error: Exception) -> Response:
+        status = next(status for kind, status in errors.items() if isinstance(error, kind))
+        return JSONResponse({"error": str(error)}, status)
+
+    app = Starlette(
+        routes=[Route("/", static), Route("/static/{name}", static), *routes],
+        exception_handlers={HTTPException: http_error, **dict.fromkeys(errors, known_error)},
+    )
+    return Guard(app, token)
+
+
+class LocalPage:
+    """An application with a new token, and where it will answer."""
+
+    def __init__(self, listening: socket.socket, make_app: Callable[[str], ASGIApp]) -> None:
+        token = new_token()
+        self.app = make_app(token)
+        self.listening = listening
+        self.address = f"http://{HOST}:{listening.getsockname()[1]}/?token={token}"
+        """What to open in a browser on this machine: it carries the token."""
+
+    def run(self) -> None:
+        """Answer until SIGINT or SIGTERM; then end, quietly."""
+        with suppress(KeyboardInterrupt):  # uvicorn ends well, then passes the signal on
+            self.server().run(sockets=[self.listening])
+
+    def server(self) -> uvicorn.Server:
+        import uvicorn
+
+        settings = uvicorn.Config(
+            self.app,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+        )
+        return uvicorn.Server(settings)
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on this machine only; port 0: any that is free."""
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port {port}: give a port from 1 to 65535, or leave it out")
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+        found.listen(128)  # a browser that is quicker than the server waits
+    except OSError as error:
+        found.close()
+        raise UserError(
+            f"--port {port}: cannot be used ({error.strerror}); give another, or leave it out"
+        ) from None
+    return found

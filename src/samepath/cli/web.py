@@ -1,0 +1,113 @@
+"""`samepath explore` and `samepath ui`: pages in the browser, served on this machine alone."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from samepath.cli import common
+from samepath.console import status
+
+if TYPE_CHECKING:
+    from samepath.web.server import LocalPage
+
+serving_options = common.all_of(
+    click.option("--port", type=int, default=0, metavar="P", help="Port.  [any that is free]"),
+    click.option("--no-browser", is_flag=True, help="Only print the address."),
+)
+
+
+@click.command()
+@click.argument("folder", type=common.PATH, metavar="DIR")
+@click.option(
+    "--keep",
+    type=common.PATH,
+    metavar="FILE",
+    help="Keep-list to begin from.  [the newest in DIR, or the one with unsaved edits]",
+)
+@serving_options
+@click.option(
+    "--export",
+    "out",
+    type=common.PATH,
+    metavar="OUT",
+    help="Write one self-contained page (.html) or a table (.csv, .parquet) instead of serving.",
+)
+@common.json_option
+def explore(
+    folder: Path,
+    keep: Path | None,
+    port: int,
+    no_browser: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Look at DIR, which `samepath curate` wrote, and correct what it decided.
+
+    Opens a page in the browser: the map of all examples, their images, what is dropped and why.
+    Keep or drop by hand, change the clustering, save a new keep-list beside the old one. Only this
+    machine can reach the page; it needs no network. Ctrl-C ends it; unsaved edits are kept.
+
+    \b
+    Examples:
+      samepath explore curated/digits
+      samepath explore curated/digits --export digits.html
+    """
+    from samepath.web.explorer.app import open_explorer
+    from samepath.web.explorer.explorer import Explorer
+    from samepath.web.explorer.exports import write_export
+
+    opening = status("opening the map ...")
+    if out is not None:
+        with opening:
+            write_export(Explorer(folder, keep, read_only=True), out)
+        common.print_json({"export": str(out)}) if as_json else click.echo(out)
+        return
+    with ExitStack() as stack:
+        with opening:
+            explorer, page = stack.enter_context(open_explorer(folder, keep, port))
+        said = f"shows {explorer.keep}; Ctrl-C ends it, unsaved edits are kept"
+        _serve(page, said, {"keep": str(explorer.keep)}, no_browser=no_browser, as_json=as_json)
+
+
+@click.command()
+@click.argument("folder", type=common.PATH, metavar="[DIR]", default=Path())
+@serving_options
+@common.json_option
+def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
+    """See everything under DIR on one page: runs, studies, findings, curations.
+
+    Runs are drawn live while they train, alone or several over one another; studies, advice,
+    profiles, curvature and simulations show their reports. Without DIR it is the current folder; a
+    folder with nothing in it yet fills as you go. It only looks: nothing is changed. Only this
+    machine can reach the page; it needs no network. Ctrl-C ends it.
+
+    \b
+    Examples:
+      samepath ui
+      samepath ui runs --port 8000 --no-browser
+    """
+    from samepath.web.dashboard.app import open_ui
+
+    with open_ui(folder, port) as page:
+        said = f"shows {folder.resolve()}; Ctrl-C ends it"
+        _serve(page, said, {"folder": str(folder)}, no_browser=no_browser, as_json=as_json)
+
+
+def _serve(
+    page: LocalPage, said: str, content: dict[str, str], *, no_browser: bool, as_json: bool
+) -> None:
+    """Print the address, open the browser, and answer it until Ctrl-C."""
+    import webbrowser
+
+    if as_json:
+        common.print_json({"address": page.address, **content})
+    else:
+        click.echo(page.address)
+        click.echo(said)
+    if not no_browser:
+        webbrowser.open(page.address)
+    page.run()

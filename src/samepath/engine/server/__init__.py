@@ -1,1 +1,0 @@
-"""The parameter server of asynchronous training."""
