@@ -33,10 +33,8 @@ from samepath.engine.run.session import start
 from samepath.recipe import find_recipe
 from samepath.timing.links import NODE, PRESETS, flat
 from samepath.timing.measured import MeasuredStep, read_measured
-from samepath.timing.model import simulate, workload_from
-from samepath.timing.policies import Buckets
-from samepath.timing.stopwatch import run_turns
-from samepath.timing.stopwatch_worker import StepShape, Turn
+from samepath.timing.model import Buckets, simulate, workload_from
+from samepath.timing.stopwatch import Turn, run_turns
 
 HERE = Path(__file__).parent
 ROUNDS = 5
@@ -81,12 +79,12 @@ def options_of(job: Job) -> Options:
 def here(job: Job, rounds: int) -> dict[str, list[float]]:
     """Median steps of one and of two workers, round by round in turn."""
     options = options_of(job)
-    turn = Turn("together", StepShape(options.batch_size, options.grain_size))
+    turn = Turn("together", options.batch_size, options.grain_size)
     found: dict[str, list[float]] = {"1": [], "2": []}
     for number in range(rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
             taken = run_turns(options, workers, {turn: TURN_SECONDS}, least_steps=LEAST_STEPS)
-            steps = taken.steps_of("together", options.batch_size)
+            steps = taken.steps_of(turn)
             found[str(workers)].append(statistics.median(steps))
     return found
 

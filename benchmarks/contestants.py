@@ -21,7 +21,7 @@ from samepath.engine.comm.collective import Collective
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Settings
 from samepath.recipe import find_recipe
-from samepath.recipes.resnet import ResNet
+from samepath.recipes.cifar10 import ResNet
 
 Step = Callable[[], None]
 

@@ -19,8 +19,11 @@ from typing import Any
 
 from samepath.engine.checks.hardware import versions
 from samepath.engine.train import Request, train
-from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
-from samepath.insight.curvature.result import RunCurvature
+from samepath.insight.curvature.curvature import (
+    CurvatureRequest,
+    RunCurvature,
+    measure_curvature,
+)
 from samepath.report.curvature import facts_table, verdict, write_curvature
 
 HERE = Path(__file__).parent

@@ -15,19 +15,36 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from samepath.timing.links import CLUSTERS
-from samepath.timing.model import Simulated, TimeSpread, Workload, assumed_ready, simulate
-from samepath.timing.policies import DDP, Buckets, Policy, Queue
+from samepath.timing.model import (
+    DDP,
+    Buckets,
+    Policy,
+    Queue,
+    Simulated,
+    TimeSpread,
+    Workload,
+    simulate,
+)
 
 HERE = Path(__file__).parent
 WORKERS = [1, 6, 24, 96, 384, 768, 1152, 1536]
 STATIC = replace(DDP, algorithm="tree")  # NCCL's choice for many nodes
 QUEUE = Queue(algorithm="tree", waits=False)
+HOROVOD_TODAY = Queue(cycle_seconds=1e-3, fusion_bytes=128 << 20, message_seconds=0.0)
+"""0.21 and later, with its cache."""
+FORWARD = 1.0 / 3.0
+"""Of a grain's time: a backward pass does two products for each one of the forward pass."""
 POLICIES: dict[str, Policy] = {
     "static buckets, tree": STATIC,
     "queue, tree": QUEUE,
     "samepath": Buckets(),
     "samepath, 25 MiB buckets": Buckets(bucket_bytes=25 << 20),
 }
+
+
+def assumed_ready(num_tensors: int) -> tuple[float, ...]:
+    """Ready times where none were measured: evenly over the backward pass."""
+    return tuple(FORWARD + (1 - FORWARD) * (i + 1) / num_tensors for i in range(num_tensors))
 
 
 def resnet50() -> list[int]:

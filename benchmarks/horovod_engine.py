@@ -34,9 +34,8 @@ from torch import Tensor, nn
 from samepath.engine.comm.collective import Alone, Record
 from samepath.engine.run.options import Options, recipe_of, resolve
 from samepath.engine.run.session import Session, settle_in
-from samepath.insight.profile.engines import PlainLoop, Reducer
+from samepath.insight.profile.engines import PlainLoop, Reducer, ring_bytes
 from samepath.insight.profile.profile import ProfileRequest, take_step, turns
-from samepath.insight.profile.queue_reduction import ring_bytes
 from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import Timeline, TimelineEvent, union
 from samepath.recipe import find_recipe

@@ -1,6 +1,6 @@
 """The simulated step against real ones: 1 and 2 workers, three links; and what a message costs.
 
-Parts (`insight.stopwatch`) and whole steps take turns in one start of two workers; steps are
+Parts (`timing.stopwatch`) and whole steps take turns in one start of two workers; steps are
 predicted from the parts alone, nothing is fitted to them. (At one worker the parts are those of the
 same steps: what is checked is that they add up.) Links: shared memory and gloo's loopback between
 workers of this machine, and 1 Gbit/s between two network namespaces, each measured there and then
@@ -39,19 +39,20 @@ from samepath.plan import reduction
 from samepath.recipe import find_recipe
 from samepath.timing.links import NODE, flat
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.model import simulate, workload_from
-from samepath.timing.policies import Buckets
+from samepath.timing.model import Buckets, simulate, workload_from
 from samepath.timing.stopwatch import (
     MOST_REDUCTIONS,
+    TimingJob,
+    Turn,
     assemble,
     normalises_over_grains,
     read_turns,
     run_turns,
     shared_seconds,
     sizes_to_time,
+    time_on_worker,
     turns_for,
 )
-from samepath.timing.stopwatch_worker import TimingJob, Turn, time_on_worker
 
 HERE = Path(__file__).parent
 SHARED, LOOPBACK, GIGABIT = "shared memory", "gloo, loopback", "1 Gbit/s"
@@ -77,7 +78,7 @@ def timed(recipe: str, link: str, seconds: float) -> MeasuredStep:
     """Parts and whole steps over a link, taking turns in one start of two workers."""
     options = options_of(recipe)
     turns = everything(options, seconds)
-    how = {"asked_seconds": seconds, "reductions": MOST_REDUCTIONS}
+    how: dict[str, Any] = {"asked_seconds": seconds, "reductions": MOST_REDUCTIONS}
     if link == GIGABIT:
         with tempfile.TemporaryDirectory() as folder, namespaces.machines(2, rate=RATE) as names:
             request = {"recipe": recipe, "folder": folder, **how}
@@ -85,7 +86,7 @@ def timed(recipe: str, link: str, seconds: float) -> MeasuredStep:
             found = read_turns(Path(folder), turns, 2)
     else:
         found = run_turns(options, 2, turns, link="network" if link == LOOPBACK else "auto", **how)
-    return assemble(options, {2: found}, found)
+    return assemble(options, {2: found})
 
 
 def on_a_machine(request: dict[str, Any]) -> None:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from samepath.data.content import content_of, held_content, same_content
+from samepath.data.content import content_of, fingerprint_path, held_content, same_content
 from samepath.data.sources import only_rows
 
 MADE = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(5000, 3, generator=MADE)
 LABELS = torch.arange(5000) % 7
+SWAPPED = INPUTS[[4999, *range(1, 4999), 0]]
 
 
 def changed(row: int) -> Tensor:
@@ -26,13 +27,6 @@ def changed(row: int) -> Tensor:
     other = INPUTS.clone()
     other[row, 1] += 1
     return other
-
-
-def swapped() -> Tensor:
-    """Two rows that stand far apart have changed places."""
-    order = torch.arange(5000)
-    order[[0, 4999]] = order[[4999, 0]]
-    return INPUTS[order]
 
 
 class Items(Dataset[tuple[Tensor, int]]):
@@ -66,18 +60,14 @@ def test_every_value_in_memory_counts(kind: str) -> None:
     assert before.keys() == {"data"}
     assert before == content_of(HELD[kind](INPUTS.clone()))
     assert before == held_content(HELD[kind](INPUTS))
-    others = [changed(0), changed(17), changed(2501), changed(4999), swapped(), INPUTS.double()]
+    others = [changed(0), changed(17), changed(2501), changed(4999), SWAPPED, INPUTS.double()]
     found = [content_of(HELD[kind](other))["data"] for other in others]
     assert len({*found, before["data"]}) == len(others) + 1
 
 
 def test_how_it_lies_in_memory_does_not() -> None:
-    same: list[Any] = [
-        INPUTS,
-        INPUTS.t().contiguous().t(),
-        INPUTS.numpy(),
-        np.asfortranarray(INPUTS.numpy()),
-    ]
+    turned, array = INPUTS.t().contiguous().t(), INPUTS.numpy()
+    same: list[Any] = [INPUTS, turned, array, np.asfortranarray(array)]
     assert len({content_of(data)["data"] for data in same}) == 1
 
 
@@ -109,12 +99,7 @@ def test_a_mapped_file_is_not_read_through(tmp_path: Path, monkeypatch: Any) -> 
     np.save(tmp_path / "b.npy", changed(0).numpy())
     assert content_of(np.load(tmp_path / "b.npy", mmap_mode="r")) != before
     read: list[int] = []
-
-    def count(values: Any) -> int:
-        read.append(len(values))
-        return 0
-
-    monkeypatch.setattr("samepath.data.content._sum", count)
+    monkeypatch.setattr("samepath.data.content._sum", lambda part: read.append(len(part)) or 0)  # type: ignore[func-returns-value]
     assert content_of(mapped) == before
     assert not read
     content_of(INPUTS)
@@ -214,3 +199,28 @@ def test_what_only_one_has_is_not_compared() -> None:
     assert same_content({}, {"data": "a"})
     assert same_content({"a": "1", "b": "2"}, {"b": "2", "c": "3"})
     assert not same_content({"a": "1"}, {"a": "2"})
+
+
+# ---- files
+
+
+def test_a_moved_file_is_the_same_and_a_changed_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "a.bin"
+    file.write_bytes(bytes(3 << 20))
+    before = fingerprint_path(file)
+    assert fingerprint_path(file.rename(tmp_path / "b.bin")) == before
+    for place in (0, (3 << 20) - 1):
+        content = bytearray(3 << 20)
+        content[place] = 1
+        file.write_bytes(content)
+        assert fingerprint_path(file) != before
+
+
+def test_a_folder_is_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "one").write_text("1")
+    before = fingerprint_path(folder)
+    assert fingerprint_path(folder.rename(tmp_path / "moved")) == before
+    (tmp_path / "moved" / "two").touch()
+    assert fingerprint_path(tmp_path / "moved") != before

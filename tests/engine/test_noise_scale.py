@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from samepath.engine.noise_scale import NoiseSample, NoiseScale, average, is_mea
 from samepath.engine.step.gradients import GradientSum
 from samepath.engine.step.settings import StepResult
 from samepath.engine.train import Request, train
+from samepath.plan import Plan
 
 Data = tuple[Tensor, Tensor]
 NUM_EXAMPLES = 96
@@ -61,28 +62,30 @@ def example_gradients() -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.stack(rows)
 
 
+def smoothed(samples: Iterable[tuple[float, float]]) -> NoiseScale:
+    scale = NoiseScale()
+    for variance, signal in samples:
+        scale.add(NoiseSample(variance, signal))
+    return scale
+
+
 def test_as_computed_from_single_examples() -> None:
     rows = example_gradients()
     mean = rows.mean(0)
     variance = float(((rows - mean) ** 2).sum() / (NUM_EXAMPLES - 1))
     signal = float(mean @ mean) - variance / NUM_EXAMPLES  # of what the examples were drawn from
     scale = variance / signal
-    samples = [r.noise for r in still_steps(epochs=150, batch_size=24, grain_size=4)]
-    assert all(s is not None for s in samples)
-    variances = [s.variance for s in samples if s is not None]
-    signals = [s.signal for s in samples if s is not None]
+    steps = still_steps(epochs=150, batch_size=24, grain_size=4)
+    samples = [result.noise for result in steps if result.noise is not None]
+    assert len(samples) == len(steps)
+    variances, signals = [s.variance for s in samples], [s.signal for s in samples]
     assert np.mean(variances) == pytest.approx(variance, rel=0.03)
     assert np.mean(signals) == pytest.approx(signal, rel=0.06)
     assert np.mean(variances) / np.mean(signals) == pytest.approx(scale, rel=0.08)
-    smoothed = NoiseScale()
-    for found in samples:
-        assert found is not None
-        smoothed.add(found)
-    low, high = smoothed.interval
+    low, high = smoothed((s.variance, s.signal) for s in samples).interval
     assert low is not None
     assert high is not None
-    assert low < scale < high
-    assert high / low < 2.5
+    assert low < scale < high < 2.5 * low
 
 
 @pytest.mark.parametrize("grain_size", [5, 24])
@@ -90,16 +93,9 @@ def test_one_step_is_the_formula(grain_size: int) -> None:
     """McCandlish et al. 2018, A.2 and A.3, by hand; also with a short last grain."""
     (result,) = still_steps(epochs=1, batch_size=NUM_EXAMPLES, grain_size=grain_size)
     rows = example_gradients()
-    with start(seed=3) as session:
-        model = dense()
-        trainer = session.prepare(
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.0),
-            classify,
-            batch_size=NUM_EXAMPLES,
-            grain_size=grain_size,
-        )
-        batch = trainer.plan(trainer.source(examples())).batch(0)
+    batch = Plan(
+        num_examples=NUM_EXAMPLES, batch_size=NUM_EXAMPLES, grain_size=grain_size, seed=3
+    ).batch(0)
     grains = [
         batch.grain(number)
         for number in range(batch.num_grains)
@@ -148,57 +144,40 @@ def test_overflow_is_left_out() -> None:
 
 def test_interval_holds_the_truth_as_often_as_it_says() -> None:
     random = np.random.default_rng(0)
-    truth = 40.0 / 2.0
     held = 0
     for _ in range(300):
-        scale = NoiseScale()
-        for variance, signal in random.normal([40.0, 2.0], [30.0, 2.0], (150, 2)):
-            scale.add(NoiseSample(variance, signal))
-        low, high = scale.interval
+        low, high = smoothed(random.normal([40.0, 2.0], [30.0, 2.0], (150, 2))).interval
         assert low is not None
-        held += low <= truth and (high is None or truth <= high)
+        held += low <= 40.0 / 2.0 and (high is None or high >= 40.0 / 2.0)
     assert 0.90 <= held / 300 <= 0.99
 
 
 def test_interval_without_an_upper_end() -> None:
     """A gradient lost in the noise: the scale may be anything above."""
     random = np.random.default_rng(1)
-    scale = NoiseScale()
-    for variance, signal in random.normal([40.0, 0.0], [4.0, 5.0], (60, 2)):
-        scale.add(NoiseSample(variance, signal))
-    low, high = scale.interval
+    low, high = smoothed(random.normal([40.0, 0.0], [4.0, 5.0], (60, 2))).interval
     assert high is None
     assert low is not None
     assert low > 5.0
 
 
 def test_few_steps_have_no_interval_and_noise_may_be_nothing() -> None:
-    scale = NoiseScale()
-    assert scale.fields() == {}
-    for _ in range(7):
-        scale.add(NoiseSample(-1.0, 2.0))
-    assert not any(scale.interval)
-    assert scale.value is None
-    for _ in range(30):
-        scale.add(NoiseSample(-1.0, 2.0))
-    assert scale.interval == (0.0, 0.0)
-    assert scale.fields()["noise_signal"] == pytest.approx(2.0)
+    assert NoiseScale().fields() == {}
+    few, many = smoothed([(-1.0, 2.0)] * 7), smoothed([(-1.0, 2.0)] * 37)
+    assert not any(few.interval)
+    assert few.value is None
+    assert many.interval == (0.0, 0.0)
+    assert many.fields()["noise_signal"] == pytest.approx(2.0)
 
 
 def test_old_steps_are_forgotten() -> None:
-    scale = NoiseScale()
-    for _ in range(500):
-        scale.add(NoiseSample(10.0, 1.0))
-    for _ in range(500):
-        scale.add(NoiseSample(100.0, 1.0))
-    assert scale.value == pytest.approx(100.0, rel=0.01)
+    found = smoothed([(10.0, 1.0)] * 500 + [(100.0, 1.0)] * 500)
+    assert found.value == pytest.approx(100.0, rel=0.01)
 
 
 def test_state_goes_through_json() -> None:
-    scale = NoiseScale()
-    for i in range(20):
-        scale.add(NoiseSample(1.0 + 0.1 * i, 1.0 / (i + 1)))
-    again = NoiseScale(**json.loads(json.dumps(asdict(scale))))
+    scale = smoothed((1.0 + 0.1 * i, 1.0 / (i + 1)) for i in range(20))
+    again = NoiseScale(**json.loads(json.dumps(scale.state())))
     assert again == scale
     again.add(NoiseSample(1.0, 1.0))
     assert again != scale
@@ -215,11 +194,8 @@ def test_runs_record_it(tmp_path: Path) -> None:
     scales = [line["noise_scale"] for line in steps if line["noise_scale"] is not None]
     assert len(scales) > 0.9 * len(steps)
     assert 90 < np.mean(scales) < 9000
-    assert result.noise_scale == steps[-1]["noise_scale"]
-    assert (result.noise_low, result.noise_high) == (
-        steps[-1]["noise_low"],
-        steps[-1]["noise_high"],
-    )
+    for name in ("noise_scale", "noise_low", "noise_high"):
+        assert getattr(result, name) == steps[-1][name]
 
 
 def test_its_norms_are_taken_of_few_grains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,32 +14,18 @@ from typing import Any
 from unittest.mock import Mock
 
 from elastic_runs import RECIPE, SAMEPATH, until
+from measured_steps import made_clock
 
 from samepath.study import runner
 from samepath.study.opening import StudyRequest, entered, look_into
 from samepath.study.runner import PlannedRun
-from samepath.timing.links import NetworkFacts
-from samepath.timing.measured import ClockFacts
 
 LIMIT_SECONDS = 300
 ARGUMENTS = (
     "--strategies", "strong,linear,stale", "--workers", "1,2,4", "--max-epochs", "5",
     "--target", "auto",
 )  # fmt: skip
-LINK = NetworkFacts(name="1GbE", how="preset", bytes_per_second=1.17e8, latency_seconds=5e-5)
-CLOCK = ClockFacts(
-    network=LINK,
-    local=LINK,
-    gradient_bytes=1000,
-    serial_seconds=0.001,
-    grain_seconds={"2": 0.001},
-    measured_step_seconds={},
-    threads=1,
-    machine="none: these times are made up",
-    grain_size=2,
-    grain_fixed=True,
-    busy_cores=0.0,
-)
+CLOCK = made_clock(grain_size=2, grain_fixed=True)
 
 
 def timed(out: Path) -> Path:

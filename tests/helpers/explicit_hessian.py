@@ -1,45 +1,25 @@
-"""The Hessian of a small model as a whole matrix, in two ways that share no code."""
+"""The Hessian of a small model as a whole matrix, by torch's own function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def hessian_by_double_backward(model: nn.Module, loss: Callable[[], Tensor]) -> Tensor:
-    """Gradient of each entry of the gradient: a row for every parameter."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    gradient = torch.autograd.grad(loss(), parameters, create_graph=True)
-    flat = torch.cat([part.reshape(-1) for part in gradient])
-    rows = [
-        torch.autograd.grad(entry, parameters, retain_graph=True, materialize_grads=True)
-        for entry in flat
-    ]
-    return torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows])
-
-
-def hessian_forward_over_reverse(model: nn.Module, loss: Callable[[], Tensor]) -> Tensor:
-    """torch.func's Hessian, for models without randomness (its vmap takes none)."""
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self) -> Tensor:
-            return loss()
-
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    sizes = [p.numel() for p in trained.values()]
+def explicit_hessian(model: nn.Module, loss: Callable[[Any], Tensor]) -> Tensor:
+    """The second derivatives of a loss, which calls the model it is given: a row for every
+    parameter."""
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
 
     def at(weights: Tensor) -> Tensor:
-        parts = zip(trained.items(), weights.split(sizes), strict=True)
-        values = {f"model.{name}": part.view(p.shape) for (name, p), part in parts}
-        found: Tensor = torch.func.functional_call(Loss(), values, ())
-        return found
+        parts = weights.split([p.numel() for p in parameters.values()])
+        named = zip(parameters.items(), parts, strict=True)
+        values = {name: part.view(p.shape) for (name, p), part in named}
+        return loss(lambda *given: torch.func.functional_call(model, values, given))
 
-    flat = torch.cat([p.detach().reshape(-1) for p in trained.values()])
-    found: Tensor = torch.func.hessian(at)(flat)
+    flat = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
+    found: Tensor = torch.autograd.functional.hessian(at, flat)
     return found

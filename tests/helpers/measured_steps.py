@@ -1,4 +1,4 @@
-"""A measured step that nobody measured, for tests of what is made of one."""
+"""A step and a clock that were never measured, for tests of what is made of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from samepath.timing.links import NetworkFacts
-from samepath.timing.measured import MeasuredStep
+from samepath.timing.measured import ClockFacts, MeasuredStep
 
-LINK = NetworkFacts(name="x", how="measured", bytes_per_second=1e9, latency_seconds=1e-4)
+
+def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
+    return NetworkFacts(
+        name="x",
+        how="measured",
+        bytes_per_second=bytes_per_second,
+        latency_seconds=latency_seconds,
+    )
+
+
+LINK = link(1e9, 1e-4)
 
 
 def made(**changes: Any) -> MeasuredStep:
@@ -33,6 +43,30 @@ def made(**changes: Any) -> MeasuredStep:
             local=LINK,
             network=LINK,
             step_seconds={"1": 0.022, "2": 0.016},
+            busy_cores=0.0,
+        ),
+        **changes,
+    )
+
+
+def made_clock(**changes: Any) -> ClockFacts:
+    """The same step as a study keeps it, over a link of 1 MB/s and 1 ms."""
+    return replace(
+        ClockFacts(
+            network=link(1e6, 1e-3),
+            local=link(1e6, 1e-3),
+            gradient_bytes=1000,
+            tensor_bytes=(400, 600),
+            tensor_ready=(0.5, 1.0),
+            buffer_bytes=0,
+            crowding={},
+            serial_seconds=0.002,
+            grain_seconds={"1": 0.005, "2": 0.006, "4": 0.010},
+            measured_step_seconds={},
+            threads=1,
+            machine="imagined",
+            grain_size=4,
+            grain_fixed=False,
             busy_cores=0.0,
         ),
         **changes,

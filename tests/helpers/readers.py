@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from curation_folders import make_curation_folder
-from measured_steps import LINK, made
+from measured_steps import made, made_clock
 from torch import nn
 from ui_folders import make_finding, make_run
 
@@ -28,11 +28,9 @@ from samepath.curation.folder import CurationFolder, read_arrays, write_arrays
 from samepath.data import download
 from samepath.data.content import examples_identity, fingerprint_path
 from samepath.data.formats import cifar10
-from samepath.data.formats.cubes import make_cubes, open_cubes
-from samepath.data.formats.cutting import CubeSettings
-from samepath.data.formats.images import simpleitk
-from samepath.data.formats.scan_folders import luna_job, luna_settings
-from samepath.data.formats.volumes import load_volumes
+from samepath.data.formats.images import as_image, simpleitk
+from samepath.data.formats.scans import LUNA_FILL, CubeSettings, luna_job
+from samepath.data.formats.volumes import load_volumes, make_cubes, open_cubes
 from samepath.data.keep_list import KeepList, read_keep_list, refuse_other_data, write_keep_list
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.state import checkpoint
@@ -40,6 +38,7 @@ from samepath.engine.state.reopen import look_at, needs_code_to_draw
 from samepath.engine.state.state import State
 from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
+from samepath.files import read_as, read_object
 from samepath.report.show import finding_sections, noise_lines
 from samepath.timing.measured import ClockFacts, read_measured, write_measured
 from samepath.web.dashboard.contents import FolderContents
@@ -48,7 +47,7 @@ from samepath.web.explorer.explorer import Explorer
 Files = Callable[[Path], Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reader:
     """A way into samepath for a file."""
 
@@ -65,7 +64,7 @@ class Reader:
 
 
 def volumes_of(name: str, write: Callable[[Path], None]) -> Reader:
-    return Reader(file=name, make=lambda f: write(f / name), read=lambda f: load_volumes(f / name))
+    return Reader(name, lambda f: write(f / name), lambda f: load_volumes(f / name))
 
 
 def cubes(number: int = 3) -> Any:
@@ -80,17 +79,12 @@ def small_npz(path: Path) -> None:
     np.savez_compressed(path, train_images=cubes(), val_images=cubes(2), train_labels=np.ones(3))
 
 
-def scan(folder: Path, name: str, packed: bool = False) -> None:
-    sitk = simpleitk()
-    voxels = np.random.default_rng(0).integers(-1000, 400, (6, 5, 4)).astype(np.int16)
-    image = sitk.GetImageFromArray(voxels)
-    image.SetSpacing((1.5, 1.0, 2.0))
-    sitk.WriteImage(image, str(folder / name), useCompression=packed)
-
-
 def luna(packed: bool) -> Files:
     def write(folder: Path) -> None:
-        scan(folder, "a.mhd", packed)
+        voxels = np.random.default_rng(0).integers(-1000, 400, (6, 5, 4)).astype(np.int16)
+        image = as_image(voxels)
+        image.SetSpacing((1.5, 1.0, 2.0))
+        simpleitk().WriteImage(image, str(folder / "a.mhd"), useCompression=packed)
         (folder / "annotations.csv").write_text(
             "seriesuid,coordX,coordY,coordZ,diameter_mm\na,2.5,1.0,4.0,9.5\na,1,1e0,2,3\n"
         )
@@ -99,14 +93,13 @@ def luna(packed: bool) -> Files:
 
 
 def cut(folder: Path) -> None:
-    list(luna_job(folder).results(luna_settings(CubeSettings(side=4))))
+    list(luna_job(folder).results(CubeSettings(side=4).filled(*LUNA_FILL)))
 
 
 def nifti(name: str) -> Files:
     def write(folder: Path) -> None:
-        sitk = simpleitk()
-        image = sitk.GetImageFromArray(cubes()[0].astype(np.float32) / 255)
-        sitk.WriteImage(image, str(folder / name))
+        image = as_image(cubes()[0].astype(np.float32) / 255)
+        simpleitk().WriteImage(image, str(folder / name))
         (folder / "facts.csv").write_text(f"file,group,age,note\n{name},p1,61,of the left\n")
 
     return write
@@ -114,14 +107,17 @@ def nifti(name: str) -> Files:
 
 def cube_folder(folder: Path) -> None:
     np.savez(folder / "a.npz", volume=cubes(), label=np.arange(3), word=np.array(["a", "b", "cc"]))
-    made_of, out = folder / "a.npz", folder / "cubes"
-    make_cubes(made_of, out, CubeSettings(side=4))
+    make_cubes(folder / "a.npz", folder / "cubes", CubeSettings(side=4))
+
+
+def open_made(folder: Path) -> None:
+    open_cubes(folder / "cubes")
 
 
 def sealed_voxels(folder: Path, content: bytes) -> bytes:
-    about = json.loads((folder / "cubes" / "cubes.json").read_text())
-    about["sha256"] = hashlib.sha256(content).hexdigest()
-    (folder / "cubes" / "cubes.json").write_text(json.dumps(about))
+    file = folder / "cubes" / "cubes.json"
+    about = json.loads(file.read_text()) | {"sha256": hashlib.sha256(content).hexdigest()}
+    file.write_text(json.dumps(about))
     return content
 
 
@@ -138,8 +134,8 @@ EXAMPLES_OF_KEPT = (torch.zeros(3, 2), torch.tensor([0, 1, 1]))
 
 def keep(folder: Path) -> None:
     write_keep_list(folder / "keep.csv", KEPT)
-    about = {"recipe": "digits", "data": None, "identity": "digits"}
-    about["examples_identity"] = examples_identity(EXAMPLES_OF_KEPT)
+    identity = examples_identity(EXAMPLES_OF_KEPT)
+    about = {"recipe": "digits", "data": None, "identity": "digits", "examples_identity": identity}
     (folder / "curation.json").write_text(json.dumps(about))
 
 
@@ -187,7 +183,7 @@ def explore(folder: Path) -> None:
 
 
 def in_explorer(name: str) -> Reader:
-    return Reader(file=f"c/{name}", make=explored, read=explore)
+    return Reader(f"c/{name}", explored, explore)
 
 
 def weights(folder: Path) -> None:
@@ -225,27 +221,10 @@ def on_dashboard(folder: Path) -> None:
 
 
 def read_clock_file(folder: Path) -> None:
-    from samepath.files import read_as, read_object
-
     try:
         read_as(ClockFacts, read_object(folder / "clock.json"))
     except (OSError, KeyError, TypeError) as error:  # as `study.race` takes it
         raise ValueError(str(error)) from None
-
-
-CLOCK = ClockFacts(
-    network=LINK,
-    local=LINK,
-    gradient_bytes=100,
-    serial_seconds=0.1,
-    grain_seconds={"4": 0.1},
-    measured_step_seconds={"64x2": 0.2},
-    threads=1,
-    machine="x",
-    grain_size=4,
-    grain_fixed=False,
-    busy_cores=0.0,
-)
 
 
 def a_checkpoint(folder: Path) -> None:
@@ -261,14 +240,14 @@ def sealed_json(folder: Path, content: bytes) -> bytes:
     return json.dumps({"checksum": digest}).encode() + b"\n" + text
 
 
+FEW = 2
+
+
 def batch(folder: Path) -> None:
     content = np.zeros((FEW, cifar10.RECORD), np.uint8)
     for name in (*cifar10.BATCHES, cifar10.TEST):
-        content.tofile(folder / f"{name}.bin")
+        content.tofile(folder / name)
     (folder / "batches.meta.txt").write_text("\n".join(cifar10.CLASS_NAMES) + "\n\n")
-
-
-FEW = 2
 
 
 ARCHIVE = download.Archive(
@@ -302,33 +281,30 @@ def pack_and_unpack(folder: Path) -> None:
     unpack(folder)
 
 
+def read_checkpoint(folder: Path) -> None:
+    checkpoint.load(folder / "step-00000007")
+
+
+WEIGHTS = "epoch-00001.safetensors"
+
 READERS = {
     "npz": volumes_of("a.npz", npz),
     "npz packed": volumes_of("a.npz", small_npz),
     "npy": volumes_of("a.npy", lambda path: np.save(path, cubes())),
-    "mhd": Reader(file="a.mhd", make=luna(False), read=cut),
-    "raw": Reader(file="a.raw", make=luna(False), read=cut),
-    "zraw": Reader(file="a.zraw", make=luna(True), read=cut),
-    "annotations": Reader(file="annotations.csv", make=luna(False), read=cut),
-    "nii": Reader(file="a.nii", make=nifti("a.nii"), read=load_volumes),
-    "nii.gz": Reader(file="a.nii.gz", make=nifti("a.nii.gz"), read=load_volumes),
-    "facts": Reader(file="facts.csv", make=nifti("a.nii"), read=load_volumes),
-    "cubes.json": Reader(
-        file="cubes/cubes.json", make=cube_folder, read=lambda f: open_cubes(f / "cubes")
-    ),
-    "cubes.npy": Reader(
-        file="cubes/cubes.npy",
-        make=cube_folder,
-        read=lambda f: open_cubes(f / "cubes"),
-        seal=sealed_voxels,
-    ),
-    "fingerprint": Reader(file="keep.csv", make=keep, read=fingerprint_path),
-    "keep-list": Reader(file="keep.csv", make=keep, read=lambda f: read_keep_list(f / "keep.csv")),
-    "beside keep-list": Reader(file="curation.json", make=keep, read=match),
+    "mhd": Reader("a.mhd", luna(False), cut),
+    "raw": Reader("a.raw", luna(False), cut),
+    "zraw": Reader("a.zraw", luna(True), cut),
+    "annotations": Reader("annotations.csv", luna(False), cut),
+    "nii": Reader("a.nii", nifti("a.nii"), load_volumes),
+    "nii.gz": Reader("a.nii.gz", nifti("a.nii.gz"), load_volumes),
+    "facts": Reader("facts.csv", nifti("a.nii"), load_volumes),
+    "cubes.json": Reader("cubes/cubes.json", cube_folder, open_made),
+    "cubes.npy": Reader("cubes/cubes.npy", cube_folder, open_made, seal=sealed_voxels),
+    "fingerprint": Reader("keep.csv", keep, fingerprint_path),
+    "keep-list": Reader("keep.csv", keep, lambda f: read_keep_list(f / "keep.csv")),
+    "beside keep-list": Reader("curation.json", keep, match),
     "origin": Reader(
-        file="cache/origin.json",
-        make=curation_cache,
-        read=lambda f: CurationFolder(f).refuse(ORIGIN),
+        "cache/origin.json", curation_cache, lambda f: CurationFolder(f).refuse(ORIGIN)
     ),
     "curation.json": in_explorer("curation.json"),
     "map": in_explorer("map.safetensors"),
@@ -336,71 +312,49 @@ READERS = {
     "images": in_explorer("images.safetensors"),
     "edits": in_explorer("keep.csv.edits"),
     "stage": Reader(
-        file="a.safetensors",
-        make=lambda f: write_arrays(f / "a.safetensors", {"a": cubes(), "b": np.ones(3)}),
-        read=lambda f: read_arrays(f / "a.safetensors"),
-        raises=ValueError,
+        "a.safetensors",
+        lambda f: write_arrays(f / "a.safetensors", {"a": cubes(), "b": np.ones(3)}),
+        lambda f: read_arrays(f / "a.safetensors"),
+        ValueError,
     ),
     "weights given": Reader(
-        file="epoch-00001.safetensors",
-        make=weights,
-        read=lambda f: load_from(f / "epoch-00001.safetensors", None, nn.Linear(2, 2)),  # type: ignore[arg-type]
+        WEIGHTS,
+        weights,
+        lambda f: load_from(f / WEIGHTS, None, nn.Linear(2, 2)),  # type: ignore[arg-type]
     ),
     "weights kept": Reader(
-        file="epoch-00001.safetensors",
-        make=weights,
-        read=lambda f: load_weights(f / "epoch-00001.safetensors", nn.Linear(2, 2)),
-        raises=CheckpointDamaged,
+        WEIGHTS, weights, lambda f: load_weights(f / WEIGHTS, nn.Linear(2, 2)), CheckpointDamaged
     ),
     "checkpoint.json": Reader(
-        file="step-00000007/checkpoint.json",
-        make=a_checkpoint,
-        read=lambda f: checkpoint.load(f / "step-00000007"),
-        raises=CheckpointDamaged,
+        "step-00000007/checkpoint.json",
+        a_checkpoint,
+        read_checkpoint,
+        CheckpointDamaged,
         seal=sealed_json,
     ),
     "state": Reader(
-        file="step-00000007/state.safetensors",
-        make=a_checkpoint,
-        read=lambda f: checkpoint.load(f / "step-00000007"),
-        raises=CheckpointDamaged,
+        "step-00000007/state.safetensors", a_checkpoint, read_checkpoint, CheckpointDamaged
     ),
-    "run.json": Reader(file="run/run.json", make=a_run, read=shown),
-    "metrics": Reader(file="run/metrics.jsonl", make=a_run, read=shown),
-    "run.json as events": Reader(file="run/run.json", make=a_run, read=events),
-    "metrics as events": Reader(file="run/metrics.jsonl", make=a_run, read=events),
-    "run.json on the page": Reader(file="run/run.json", make=a_run, read=on_dashboard),
-    "metrics on the page": Reader(file="run/metrics.jsonl", make=a_run, read=on_dashboard),
-    "study on the page": Reader(file="study/study.json", make=a_run, read=on_dashboard),
-    "finding on the page": Reader(file="advice/advice.json", make=a_run, read=on_dashboard),
+    "run.json": Reader("run/run.json", a_run, shown),
+    "metrics": Reader("run/metrics.jsonl", a_run, shown),
+    "run.json as events": Reader("run/run.json", a_run, events),
+    "metrics as events": Reader("run/metrics.jsonl", a_run, events),
+    "run.json on the page": Reader("run/run.json", a_run, on_dashboard),
+    "metrics on the page": Reader("run/metrics.jsonl", a_run, on_dashboard),
+    "study on the page": Reader("study/study.json", a_run, on_dashboard),
+    "finding on the page": Reader("advice/advice.json", a_run, on_dashboard),
     "finding of a run": Reader(
-        file="run/insight/curvature.json",
-        make=a_run,
-        read=lambda f: finding_sections(f / "run", "digits"),
+        "run/insight/curvature.json", a_run, lambda f: finding_sections(f / "run", "digits")
     ),
-    "measured": Reader(
-        file="measured.json", make=lambda f: write_measured(f, made()), read=read_measured
-    ),
+    "measured": Reader("measured.json", lambda f: write_measured(f, made()), read_measured),
     "clock": Reader(
-        file="clock.json",
-        make=lambda f: (f / "clock.json").write_text(json.dumps(asdict(CLOCK))),
-        read=read_clock_file,
-        raises=ValueError,
+        "clock.json",
+        lambda f: (f / "clock.json").write_text(json.dumps(asdict(made_clock()))),
+        read_clock_file,
+        ValueError,
     ),
-    "cifar10 binary": Reader(file="data_batch_2.bin", make=batch, read=cifar10.load_cifar10),
-    "cifar10 names": Reader(file="batches.meta.txt", make=batch, read=cifar10.load_cifar10),
-    "tar.gz": Reader(
-        file="a.tar.gz",
-        make=packed,
-        read=unpack,
-        raises=download.DownloadFailed,
-        opens=False,
-    ),
-    "tar": Reader(
-        file="a.tar",
-        make=packed,
-        read=pack_and_unpack,
-        raises=download.DownloadFailed,
-        opens=False,
-    ),
+    "cifar10 binary": Reader("data_batch_2.bin", batch, cifar10.load_cifar10),
+    "cifar10 names": Reader("batches.meta.txt", batch, cifar10.load_cifar10),
+    "tar.gz": Reader("a.tar.gz", packed, unpack, download.DownloadFailed, opens=False),
+    "tar": Reader("a.tar", packed, pack_and_unpack, download.DownloadFailed, opens=False),
 }

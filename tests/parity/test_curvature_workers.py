@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from samepath.cli.main import cli
 from samepath.engine.train import Request, train
-from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
-from samepath.insight.curvature.result import Curvature, run_from_json
+from samepath.insight.curvature.curvature import Curvature, CurvatureRequest, measure_curvature
 from samepath.insight.folder import kind_of, read_finding
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
@@ -75,16 +74,15 @@ def test_the_command_writes_a_folder_that_can_be_read_again(
     assert {name: content[name] for name in printed if name != "folder"} == {
         name: value for name, value in printed.items() if name != "folder"
     }
-    for number, run in enumerate(map(run_from_json, content["runs"]), start=1):
+    for number, run in enumerate(content["runs"], start=1):
         vectors = load_file(out / f"eigenvectors-{number}.safetensors")
         assert vectors["0.weight"].shape == (3, 12, 8)
         lengths = sum(tensor.flatten(1).square().sum(1) for tensor in vectors.values())
         assert lengths.tolist() == pytest.approx([1.0] * 3, abs=1e-5)  # type: ignore[union-attr]
-        assert run.steps == (33 if number == 1 else 3)
-        assert run.random_line.losses[2] == run.loss, "the weights are in the middle"
-        assert run.eigen_plane is not None
-        assert run.eigen_plane.losses[1][1] == run.loss
-        assert set(run.valid) == {"loss", "accuracy"}
+        assert run["steps"] == (33 if number == 1 else 3)
+        assert run["random_line"]["losses"][2] == run["loss"], "the weights are in the middle"
+        assert run["eigen_plane"]["losses"][1][1] == run["loss"]
+        assert set(run["valid"]) == {"loss", "accuracy"}
     names = {path.name for path in out.iterdir()}
     assert {"curvature.html", "spectrum.png", "lines.png", "planes.png"} < names
     assert "data:image/png" in (out / "curvature.html").read_text()

@@ -25,8 +25,8 @@ from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.session import Link, Session, start
-from samepath.insight.profile.engines import make_engine, shares_of
-from samepath.insight.profile.profile import gather, take_step
+from samepath.insight.profile.engines import shares_of
+from samepath.insight.profile.profile import gather, make_engine, take_step, timelines_of
 from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings
 from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import MAIN, chrome_trace, numbers
@@ -131,18 +131,18 @@ def _train(session: Session, options: Options, name: str) -> dict[str, Any]:
         for number in range(STEPS):
             take_step(engine, recorder, number)
     weights = {n: p.tolist() for n, p in engine.model.named_parameters()}
-    together = gather(session.collective, {name: recorder}, 0.0)
+    together = gather(session.collective, {name: recorder})
     del engine
     if peers is not None:
         peers.close()
     found: dict[str, Any] = {"before": before, "weights": weights}
     if together is not None:
-        (timeline,) = together.timelines
+        (timeline,) = timelines_of(together["events"], session.num_workers)
         check_trace(chrome_trace(timeline, {}))
         for worker in range(session.num_workers):
             events = timeline.of(*MAIN, "step", worker=worker)
             assert nested((event.begin, event.end) for event in events)
-        found["clock"] = together.clock
+        found["clock"] = together["clock"]
         found["numbers"] = vars(numbers(timeline))
         found["phases"] = sorted({event.phase for event in timeline.events})
     return found
@@ -163,7 +163,8 @@ def _orders(session: Session) -> int:
     """Tensors announced in an order of each worker's own: how many sums came out right."""
     peers = Peers(60.0)
     settings = QueueSettings(cycle_seconds=1e-3, fusion_bytes=16_000)
-    queue = QueueReduction(peers, len(SIZES), PhaseRecorder(session.worker), settings)
+    model = torch.nn.ParameterList([torch.empty(size) for size in SIZES])
+    queue = QueueReduction(model, peers, PhaseRecorder(session.worker), settings)
     draw = random.Random(session.worker)
     workers, right = session.num_workers, 0
     with queue.running():

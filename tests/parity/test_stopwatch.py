@@ -12,8 +12,7 @@ from samepath.engine.run.request import available_workers
 from samepath.recipe import find_recipe
 from samepath.timing.links import find_cluster
 from samepath.timing.measured import MeasuredStep, read_measured, write_measured
-from samepath.timing.model import simulate, workload_from
-from samepath.timing.policies import Buckets
+from samepath.timing.model import Buckets, simulate, workload_from
 from samepath.timing.stopwatch import measure_step
 
 pytestmark = pytest.mark.alone

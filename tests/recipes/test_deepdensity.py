@@ -68,26 +68,16 @@ def test_bound_holds_at_every_corner_of_the_parameters() -> None:
     assert condition.max() <= deepdensity.max_condition(3, SIDE)
 
 
-def test_standard_deviations_are_the_covariance_diagonal() -> None:
+def test_standard_deviations_and_partial_correlations_are_what_they_are_called() -> None:
     mixture = mixture_of(random_heads(3, seed=0, spread=2.0))
-    variance = deepdensity.covariances(mixture).diagonal(dim1=-2, dim2=-1)
-    torch.testing.assert_close(variance, mixture.sigma**2)
-
-
-def test_partial_correlations_are_what_they_are_called() -> None:
-    mixture = mixture_of(random_heads(3, seed=0, spread=2.0))
-    scale = mixture.sigma[..., :, None] * mixture.sigma[..., None, :]
-    correlation = deepdensity.covariances(mixture) / scale
+    covariance = deepdensity.covariances(mixture)
+    torch.testing.assert_close(covariance.diagonal(dim1=-2, dim2=-1), mixture.sigma**2)
+    correlation = covariance / (mixture.sigma[..., :, None] * mixture.sigma[..., None, :])
     r10, r20, r21 = correlation[..., 1, 0], correlation[..., 2, 0], correlation[..., 2, 1]
     given_axis_0 = (r21 - r20 * r10) / ((1 - r20**2) * (1 - r10**2)).sqrt()
     torch.testing.assert_close(torch.stack([r10, r20, given_axis_0], -1), mixture.partial)
-
-
-def test_correlations_can_have_either_sign() -> None:
-    mixture = mixture_of(random_heads(2, seed=0, spread=3.0))
-    off_diagonal = deepdensity.covariances(mixture)[..., 0, 1]
-    assert (off_diagonal > 0).any()
-    assert (off_diagonal < 0).any()
+    assert (mixture.partial > 0).any(), "either sign"
+    assert (mixture.partial < 0).any()
 
 
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
@@ -102,15 +92,6 @@ def test_density_and_gradient_equal_the_formula(num_dims: int) -> None:
         results.append((value, *torch.autograd.grad((value * cotangent).sum(), used)))
     for one_product, formula in zip(*results, strict=True):
         torch.testing.assert_close(one_product, formula)
-
-
-@pytest.mark.parametrize("num_dims", [1, 2, 3])
-def test_density_matches_the_formula_in_float32(num_dims: int) -> None:
-    mixture = mixture_of(random_heads(num_dims, seed=7, spread=2.0), side=16)
-    single = Mixture(*(parameter.float() for parameter in mixture))
-    expected = naive_density(mixture, 16)
-    found = deepdensity.evaluate_density(single, 16).double()
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("spread", [1.0, 10.0, 1e3])
@@ -197,10 +178,8 @@ def test_reconstruction_carries_the_mass_of_the_image() -> None:
 
 def test_loss_is_the_mean_squared_log_error() -> None:
     prediction, target = torch.rand(2, 5), torch.rand(2, 5)
-    pairs = zip(prediction.flatten().tolist(), target.flatten().tolist(), strict=True)
-    expected = sum((math.log(1 + p) - math.log(1 + t)) ** 2 for p, t in pairs) / 10
-    found = deepdensity.mean_squared_log_error(prediction, target).item()
-    assert found == pytest.approx(expected, rel=1e-5)
+    expected = ((1 + prediction).log() - (1 + target).log()).square().mean()
+    torch.testing.assert_close(deepdensity.mean_squared_log_error(prediction, target), expected)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from measured_steps import made_clock
 
 from samepath.report import study as study_report
 from samepath.report.study import loss_picture, write_report
 from samepath.report.study_figures import draw_losses_of, gap, pareto_front, warmup_epochs
 from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
-from samepath.study.collect import cells_of
+from samepath.study.race import cells_of
 from samepath.study.results import (
     Ended,
     Epoch,
@@ -33,7 +34,6 @@ from samepath.study.results import (
     Tried,
 )
 from samepath.timing.links import NetworkFacts
-from samepath.timing.measured import ClockFacts
 
 TARGET = 0.0016384
 BATCH = 32
@@ -155,17 +155,12 @@ def race(
         max_epochs=MAX_EPOCHS,
         target=Target(loss=TARGET, how="auto", fraction=0.5, sequential_best=0.0012),
         rate=Rate(value=0.00105, how="largest", tried=tried),
-        clock=ClockFacts(
+        clock=made_clock(
             network=network,
-            local=network,
             gradient_bytes=5_600_000,
             serial_seconds=0.012,
-            grain_seconds={"4": 0.02},
             measured_step_seconds={"32x1": 0.18, "32x2": 0.11},
-            threads=1,
             machine="a processor, 2 cores",
-            grain_size=4,
-            grain_fixed=False,
             busy_cores=0.3,
         ),
         runs=tuple(runs),

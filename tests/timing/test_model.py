@@ -10,47 +10,42 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured_steps import link, made, made_clock
 
+from figure_8 import assumed_ready
 from samepath.errors import UserError
 from samepath.plan import assign
+from samepath.study.race import predictions
 from samepath.timing import model as module
 from samepath.timing.links import (
     CLUSTERS,
     MESSAGE_LATENCIES,
     Cluster,
     Cost,
-    NetworkFacts,
     flat,
+    reduction_cost,
     traffic,
 )
 from samepath.timing.model import (
+    DDP,
+    Buckets,
+    Clock,
+    Mode,
+    Policy,
+    Queue,
     Scaling,
     Simulated,
     TimeSpread,
     Workload,
-    assumed_ready,
+    bucket_up,
     draw,
     interpolated,
     measured_spread,
+    run_queue,
     share_out,
     simulate,
+    workload_from,
 )
-from samepath.timing.policies import (
-    DDP,
-    Buckets,
-    Policy,
-    Queue,
-    bucket_up,
-    run_buckets,
-    run_queue,
-)
-
-
-def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
-    return NetworkFacts(
-        name="x", how="given", bytes_per_second=bytes_per_second, latency_seconds=latency_seconds
-    )
-
 
 FREE = flat(link(1e30, 0.0))
 SLOW = flat(link(1e6, 1e-3))
@@ -122,28 +117,21 @@ def test_one_bucket_after_computing(workers: int) -> None:
     assert found.speedup == pytest.approx((0.96 + 0.5) / (compute + ring + 0.5))
 
 
-def test_buckets_that_fit_behind_computing_leave_only_the_last() -> None:
-    """Ready at 0.25 and 1 of a grain of 0.04 s; each takes 0.01 s at two workers."""
-    workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
-    machine = flat(link(1e6, 0.0))
-    found = at(2, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
-    assert found.step_seconds == pytest.approx(12 * 0.04 + 0.01 + 0.5)
-    assert found.hidden == pytest.approx(0.5)
-
-
-def test_buckets_that_do_not_fit_follow_one_another() -> None:
-    workload = load(num_bytes=(50_000, 10_000), ready=(0.25, 1.0))
-    machine = flat(link(1e6, 0.0))
-    found = at(2, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
-    assert found.step_seconds == pytest.approx(11.25 * 0.04 + 0.06 + 0.5)
-    assert found.hidden == pytest.approx(0.03 / 0.06)
-
-
-def test_without_overlap_all_buckets_come_after_computing() -> None:
-    workload = load(num_bytes=(10_000, 10_000), ready=(0.25, 1.0))
-    policy = Buckets(bucket_bytes=0, algorithm="ring", overlap=False)
+@pytest.mark.parametrize(
+    ("first_bytes", "overlap", "seconds", "hidden"),
+    [
+        (10_000, True, 12 * 0.04 + 0.01, 0.5),  # the first fits behind computing
+        (50_000, True, 11.25 * 0.04 + 0.06, 0.5),  # it does not, and the second follows it
+        (10_000, False, 12 * 0.04 + 0.02, 0.0),
+    ],
+)
+def test_two_buckets(first_bytes: int, overlap: bool, seconds: float, hidden: float) -> None:
+    """Ready at 0.25 and 1 of a grain of 0.04 s; 10,000 bytes take 0.01 s at two workers."""
+    workload = load(num_bytes=(first_bytes, 10_000), ready=(0.25, 1.0))
+    policy = Buckets(bucket_bytes=0, algorithm="ring", overlap=overlap)
     found = at(2, workload, flat(link(1e6, 0.0)), policy)
-    assert found.step_seconds == pytest.approx(12 * 0.04 + 0.02 + 0.5)
+    assert found.step_seconds == pytest.approx(seconds + 0.5)
+    assert found.hidden == pytest.approx(hidden)
 
 
 def test_a_bucket_waits_for_the_worker_that_has_it_last() -> None:
@@ -202,23 +190,12 @@ def test_a_reduction_hides_only_what_its_cores_leave(taken: float) -> None:
     assert found.hidden == pytest.approx(0.5 * (1.0 - taken))
 
 
-def test_neighbours_slow_grains_and_updates_down() -> None:
-    workload = replace(load(), crowding={2: 1.5})
-    node = flat(link(1e30, 0.0), name="node")
-    assert at(2, workload, node, Buckets()).step_seconds == pytest.approx(1.5 * (12 * 0.04 + 0.5))
-    assert at(2, workload, FREE, Buckets()).step_seconds == pytest.approx(12 * 0.04 + 0.5)
-
-
-def test_grains_beyond_the_largest_measured_take_as_long_for_each_example() -> None:
+def test_sizes_of_grains() -> None:
+    """Beyond the largest measured they take as long for each example; a short last one is short;
+    weak scaling does not cut them finer."""
     found = interpolated(load(grain=4).grain_seconds, np.array([2, 4, 12]))
     assert found == pytest.approx([0.02, 0.04, 0.12])
-
-
-def test_a_short_last_grain_is_short() -> None:
     assert at(1, load(batch=10), FREE, DDP).step_seconds == pytest.approx(0.1 + 0.5)
-
-
-def test_weak_scaling_does_not_cut_grains_finer() -> None:
     assert len(share_out(load(batch=8), 100, "weak").seconds) == 200
     assert len(share_out(load(batch=8), 100, "strong").seconds) == 8
 
@@ -266,14 +243,14 @@ def test_a_slow_worker_is_slow_in_all_its_grains() -> None:
     assert many["grain"].step_seconds == pytest.approx(4.0 * (1 + 0.02 + 0.02 * 2.07), rel=0.01)
 
 
-def test_workers_of_one_node_slow_each_other() -> None:
+def test_workers_of_one_node_slow_each_others_grains_and_updates() -> None:
     """Two in a node take 1.2 times as long, four twice: three 1.6 times. Not so across nodes."""
-    workload = replace(load(batch=12, fixed=True, serial=0.0), crowding={2: 1.2, 4: 2.0})
+    workload = replace(load(batch=12, fixed=True), crowding={2: 1.2, 4: 2.0})
     in_one = flat(link(1e30, 0.0), name="node")
-    assert at(1, workload, in_one, DDP).step_seconds == pytest.approx(3 * 0.04)
-    assert at(2, workload, in_one, DDP).step_seconds == pytest.approx(2 * 0.04 * 1.2)
-    assert at(3, workload, in_one, DDP).step_seconds == pytest.approx(0.04 * 1.6)
-    assert at(3, workload, FREE, DDP).step_seconds == pytest.approx(0.04)
+    for workers, grains, factor in ((1, 3, 1.0), (2, 2, 1.2), (3, 1, 1.6)):
+        found = at(workers, workload, in_one, DDP).step_seconds
+        assert found == pytest.approx(factor * (grains * 0.04 + 0.5))
+    assert at(3, workload, FREE, DDP).step_seconds == pytest.approx(0.04 + 0.5)
     assert CLUSTERS["summit"].side_by_side(4) == 1  # its GPUs are not these cores
 
 
@@ -377,36 +354,6 @@ def test_a_queue_without_delay_is_static() -> None:
     assert queue.hidden == pytest.approx(static.hidden, rel=1e-3)
 
 
-times = st.floats(0.0, 1.0)
-
-
-@settings(deadline=None)
-@given(
-    ready=st.lists(times, min_size=1, max_size=10).map(sorted),
-    cycle=st.floats(1e-3, 0.3),
-    fusion=st.integers(0, 100),
-    message=st.floats(0.0, 0.01),
-    phase=st.floats(0.0, 0.99),
-)
-def test_without_latency_no_queue_is_ahead_of_static_buckets(
-    ready: list[float], cycle: float, fusion: int, message: float, phase: float
-) -> None:
-    num_bytes = [10 + i for i in range(len(ready))]
-    cost, row = Cost(0.0, 0.005), np.array([ready])
-    static = run_buckets(row, row[:, -1], num_bytes, cost, Buckets(bucket_bytes=0))
-    queue = run_queue(
-        row,
-        row[:, -1],
-        num_bytes,
-        cost,
-        Queue(cycle_seconds=cycle, fusion_bytes=fusion, message_seconds=message),
-        workers=10,
-        agree_seconds=0.0,
-        phase=np.array([phase]),
-    )
-    assert queue.finished[0] >= static.finished[0] - 1e-12
-
-
 # ---- what must not change, or only one way
 
 
@@ -494,15 +441,116 @@ def test_1536_workers_take_seconds(policy: Policy) -> None:
     assert time.perf_counter() - began < 5.0
 
 
-# ---- bad input
+# ---- what was measured, to be simulated
+
+
+def test_a_workload_is_what_was_measured() -> None:
+    workload = workload_from(made())
+    assert workload.grain_seconds == {1: 0.005, 2: 0.006, 4: 0.010}
+    assert workload.crowding == {2: 1.25}
+    assert (workload.batch_size, workload.grain_size) == (8, 4)
+    assert len(workload.spread.factors) == 9  # too few of size 4 to stand alone
+    many = made(grain_times={"2": (0.1, 0.9), "4": (0.009, 0.010, 0.012) * 20})
+    factors = sorted(set(workload_from(many).spread.factors))
+    assert factors == pytest.approx([0.9, 1.0, 1.2])
+    assert workload_from(made(), batch_size=2).grain_size == 2
+    assert workload_from(made(), batch_size=64, grain_size=2).grain_size == 2
+    assert workload_from(made(grain_fixed=True), grain_size=4).grain_size == 4
 
 
 def test_bad_input() -> None:
+    with pytest.raises(UserError, match=r"normalises over a grain .* again with --grain 2"):
+        workload_from(made(grain_fixed=True), grain_size=2)
+    with pytest.raises(UserError, match="a batch of 0 in grains of None: both are at least 1"):
+        workload_from(made(), batch_size=0)
     with pytest.raises(UserError, match="numbers from 1 on"):
         simulate(load(), FREE, [0, 2], policy=DDP)
     with pytest.raises(UserError, match="at least one"):
         simulate(load(), FREE, [2], policy=DDP, trials=0)
-    with pytest.raises(UserError, match="the cycle is above 0"):
-        Queue(cycle_seconds=0.0)
     with pytest.raises(UserError, match="at least 2"):
         measured_spread({4: [1.0]})
+
+
+# ---- the clock of a study
+
+batches, many_workers = st.integers(1, 200), st.integers(1, 300)
+AFTER = {"gradient_bytes": 1000, "tensor_bytes": (1000,), "tensor_ready": (1.0,)}
+"""One gradient, there when a grain is done: nothing of its reduction can hide."""
+
+
+def parts(batch_size: int, workers: int, fixed: bool) -> tuple[float, float]:
+    """Computing of the busiest worker, and the reduction, by hand."""
+    size = 4 if fixed else min(4, -(-batch_size // workers))
+    sizes = [min(size, batch_size - first) for first in range(0, batch_size, size)]
+    seconds = np.interp(sizes, [1, 2, 4], [0.005, 0.006, 0.010])
+    runs = assign(len(sizes), min(workers, len(sizes)))
+    busy = len(runs)
+    cost = reduction_cost(SLOW, busy, "samepath", num_grains=len(sizes))
+    told = (busy - 1) * 1e-3  # a ring of small records, beside the gradients
+    return max(sum(seconds[run.start : run.stop]) for run in runs), max(cost(1000), told)
+
+
+@given(batches, many_workers, st.booleans())
+def test_a_step_of_the_clock_by_hand(batch_size: int, workers: int, fixed: bool) -> None:
+    clock = Clock(made_clock(grain_fixed=fixed, **AFTER))
+    compute, reduce = parts(batch_size, workers, fixed)
+    found = clock.modelled(batch_size=batch_size, workers=workers)
+    assert found == pytest.approx(0.002 + compute + reduce)
+    early = Clock(made_clock(grain_fixed=fixed)).modelled(batch_size=batch_size, workers=workers)
+    assert early <= found + 1e-9  # some of it hides behind the last grain
+
+
+@given(batches, many_workers)
+def test_a_stale_step_hides_the_reduction_and_not_the_records(batch: int, workers: int) -> None:
+    compute, _ = parts(batch, workers, False)
+    busy = min(workers, -(-batch // min(4, -(-batch // workers))))
+    size = -(-batch // min(4, -(-batch // workers)))
+    cost = reduction_cost(SLOW, busy, "samepath", num_grains=size)
+    clock = Clock(made_clock(**AFTER))
+    found = clock.modelled(batch_size=batch, workers=workers, mode="stale")
+    told = compute + (busy - 1) * 1e-3
+    assert found == pytest.approx(0.002 + max(cost(1000), told))
+
+
+@given(batches, many_workers)
+def test_asynchronous_updates_come_as_fast_as_the_server(batch: int, workers: int) -> None:
+    clock = Clock(made_clock())
+    server = 2 * (1e-3 + 1e-3) + 0.002  # in, update, out
+    compute, _ = parts(batch, 1, False)
+    found = clock.modelled(batch_size=batch, workers=workers, mode="asynchronous")
+    assert found == pytest.approx(max((compute + server) / workers, server))
+
+
+@given(batches, many_workers, st.sampled_from(["synchronous", "stale", "asynchronous"]))
+def test_measured_is_said_only_of_what_was_measured(
+    batch_size: int, workers: int, mode: Mode
+) -> None:
+    measured = {"64x2": 7.0, f"{batch_size}x1": 5.0}
+    clock = Clock(made_clock(measured_step_seconds=measured))
+    seconds, how = clock.step_seconds(batch_size=batch_size, workers=workers, mode=mode)
+    known = mode == "synchronous" and (workers == 1 or (batch_size, workers) == (64, 2))
+    assert how == ("measured" if known else "modelled")
+    if not known:
+        assert seconds == clock.modelled(batch_size=batch_size, workers=workers, mode=mode)
+    assert clock.step_seconds(batch_size=64, workers=2) == (7.0, "measured")
+
+
+def test_predictions_by_hand() -> None:
+    """Over the link of this machine, whose workers slow each other down."""
+    here = replace(link(1e6, 1e-3), name="here")
+    measured = {"32x1": 40.0, "32x2": 25.0, "64x2": 50.0, "32x4": 20.0, "96x2": 1.0, "64x1": 80.0}
+    facts = made_clock(local=here, crowding={"2": 1.5}, measured_step_seconds=measured)
+    found = predictions(Clock(facts), batch_size=32)
+    assert [(p.strategy, p.workers) for p in found] == [("strong", 2), ("strong", 4), ("weak", 2)]
+    assert [p.measured_efficiency for p in found] == pytest.approx([0.8, 0.5, 0.8])
+    local = Clock(replace(facts, network=here))
+    alone, two, four, weak = (
+        local.modelled(batch_size=batch, workers=k)
+        for batch, k in ((32, 1), (32, 2), (32, 4), (64, 2))
+    )
+    assert alone == pytest.approx(0.082)
+    assert two > 1.5 * (0.04 + 0.002)
+    efficiencies = [p.modelled_efficiency for p in found]
+    assert efficiencies == pytest.approx([alone / (2 * two), alone / (4 * four), alone / weak])
+    unknown = made_clock(measured_step_seconds={"32x2": 25.0})
+    assert predictions(Clock(unknown), batch_size=32) == []

@@ -5,14 +5,17 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from figure_8 import QUEUE, STATIC, on_summit, resnet50
+from figure_8 import HOROVOD_TODAY, QUEUE, STATIC, assumed_ready, on_summit, resnet50
 from samepath.timing.links import CLUSTERS
-from samepath.timing.model import Workload, assumed_ready, simulate
-from samepath.timing.policies import HOROVOD_TODAY, Buckets, Policy, Queue
+from samepath.timing.model import (
+    Buckets,
+    Policy,
+    Workload,
+    simulate,
+)
 
 # ---- Cunha et al. 2018, Table I
 
@@ -111,20 +114,3 @@ def test_at_6000_workers_the_cache_doubles_the_speed() -> None:
     slow = efficiency(QUEUE, [6000], 0.2)[0]
     quick = efficiency(replace(QUEUE, message_seconds=0.0), [6000], 0.2)[0]
     assert quick / slow == pytest.approx(2.0, rel=0.1)
-
-
-def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    from PIL import Image
-
-    from samepath.report.simulate import MeasuredPoint, draw_simulated_scaling
-
-    machine, counts = CLUSTERS["1GbE-pairs"], [1, 2, 4, 8]
-    curves = {
-        "static buckets": simulate(nodules(0.4), machine, counts, policy=STATIC),
-        "queue": simulate(nodules(0.4), machine, counts, policy=Queue()),
-    }
-    one = MeasuredPoint(workers=1, efficiency=1.0, examples_per_second=78.0)
-    out = tmp_path / "simulated_scaling.png"
-    draw_simulated_scaling("nodules (simulated)", curves, [one], out)
-    with Image.open(out) as image:
-        assert image.width > 800

@@ -61,8 +61,8 @@ def cubes(
       samepath cubes crops --out crop-cubes --side 32 --window -1000,400
       samepath cubes volumes.npz --out cubes --window 0,4095
     """
-    from samepath.data.formats.cubes import make_cubes
-    from samepath.data.formats.cutting import CubeSettings
+    from samepath.data.formats.scans import CubeSettings
+    from samepath.data.formats.volumes import make_cubes
 
     settings = CubeSettings(side=side, mm=mm, window=window)
     # Drawn between images only: while one is read, standard error is not the terminal

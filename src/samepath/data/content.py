@@ -39,14 +39,14 @@ from samepath.data.sources import (
     as_tensor,
     columns_of,
     expect_random_rows,
+    in_parts,
     is_mapped,
     requests_for,
 )
 from samepath.errors import UserError
 from samepath.files import open_plain, size_of
 
-_EDGE = 1 << 20
-_CHUNK = 1 << 20
+_MEGABYTE = 1 << 20
 _MOST_ROWS = 1024
 _MAPPED_ROWS = 64
 """Rows that are looked at where each has to be read from a disk."""
@@ -66,9 +66,9 @@ def fingerprint_path(path: Path) -> str:
         try:
             with open_plain(file) as content:
                 size = size_of(content)
-                first = content.read(_EDGE)
-                content.seek(max(len(first), size - _EDGE))
-                parts = hashlib.sha256(first + content.read(_EDGE)).hexdigest()
+                first = content.read(_MEGABYTE)
+                content.seek(max(len(first), size - _MEGABYTE))
+                parts = hashlib.sha256(first + content.read(_MEGABYTE)).hexdigest()
         except OSError as error:
             raise UserError(
                 f"{file} cannot be read ({error.strerror}); move it out of the data, or let it be "
@@ -83,8 +83,7 @@ def content_of(
 ) -> dict[str, str]:
     """What the data is, by name. Two runs on the same data have equal values wherever both have a
     name; see `same_content`."""
-    held = held_content(data, collate)
-    if held:
+    if held := held_content(data, collate):
         return held
     number = len(as_source(data, seed=0, collate=collate))
     found = {"form": f"{type(data).__qualname__} of {number}"}
@@ -152,8 +151,7 @@ def _add(whole: Any, data: Any, collate: Collate | None = None) -> bool:
     """Add all of the data, if it consists of tensors and arrays."""
     columns = columns_of(data, collate)
     if columns is not None:
-        single = isinstance(columns, (Tensor, np.ndarray))
-        parts: tuple[Column, ...] = (columns,) if single else tuple(columns)  # type: ignore[assignment]
+        single, parts = in_parts(columns)
         whole.update(f"{'one' if single else len(parts)}\n".encode())
         for column in parts:
             _add_column(whole, column)
@@ -183,7 +181,7 @@ def _add_column(whole: Any, column: Column) -> None:
         return
     row_bytes = column[:1].nbytes
     if not is_mapped(column):
-        step = max(1, _CHUNK // row_bytes)
+        step = max(1, _MEGABYTE // row_bytes)
         sums = [_sum(_bytes(column[begin : begin + step])) for begin in range(0, shape[0], step)]
         whole.update(np.array(sums, np.uint64).tobytes())
         most = _MOST_ROWS
@@ -225,9 +223,10 @@ def _items(data: Data, number: int, loader_workers: int) -> Iterator[tuple[str, 
         requests = (GrainRequest(0, np.array([place])) for place in places for _ in range(2))
         loaded = source.load(requests)
         for place in places:
-            first, second = _item_digest(next(loaded)), _item_digest(next(loaded))
-            if first is not None and first == second:
-                yield f"item {place}", first
+            first, second = hashlib.sha256(), hashlib.sha256()
+            has_numbers = [_add_numbers(digest, next(loaded)) for digest in (first, second)]
+            if all(has_numbers) and first.digest() == second.digest():
+                yield f"item {place}", first.hexdigest()
             if time.monotonic() - began > _ITEM_SECONDS:
                 return
     except Exception:
@@ -236,18 +235,13 @@ def _items(data: Data, number: int, loader_workers: int) -> Iterator[tuple[str, 
         torch.set_num_threads(threads)
 
 
-def _item_digest(item: Any) -> str | None:
-    whole = hashlib.sha256()
-    return whole.hexdigest() if _add_value(whole, item) else None
-
-
-def _add_value(whole: Any, value: Any) -> bool:
+def _add_numbers(whole: Any, value: Any) -> bool:
     """Add the numbers of an item; whether there were any. (Not text: names of files may differ when
     data has moved.)"""
     if isinstance(value, Mapping):
         value = [value[name] for name in sorted(value, key=str)]
     if isinstance(value, (tuple, list)):
-        added = [_add_value(whole, part) for part in value]
+        added = [_add_numbers(whole, part) for part in value]
         return any(added)
     if isinstance(value, (bool, int, float, complex)):
         whole.update(f"{value!r}\n".encode())

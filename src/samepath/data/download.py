@@ -8,6 +8,7 @@ files inside the folder and nothing else.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import http.client
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from typing import IO
 from urllib.parse import urlsplit
 
 from samepath.errors import SamepathError, UserError
@@ -29,8 +30,10 @@ from samepath.files import PART, brief, folder_aside, size_of, try_lock
 
 Progress = Callable[[int, int], None]
 """progress(bytes that are there, bytes in all)"""
-Answer = TypeVar("Answer")
 
+_ATTEMPTS = 4
+"""Attempts in a row without a new byte that end a download."""
+_TIMEOUT_SECONDS = 30.0
 _CHUNK = 1 << 18
 _MOST_MEMBERS = 1000
 _NO_ARCHIVE = (
@@ -38,6 +41,8 @@ _NO_ARCHIVE = (
 )  # fmt: skip
 _PASSING = {408, 429, 500, 502, 503, 504}
 """Answers of a server that may be better in a while."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of the disk that is written to, not of the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,23 +75,16 @@ class DownloadFailed(SamepathError):
     """The network or the server did not give what was asked for."""
 
 
-class _Cut(Exception):
-    """The connection ended; another attempt may go on."""
-
-
 def download(
     archive: Archive,
     to: Path,
     progress: Progress = lambda done, total: None,
     *,
-    attempts: int = 4,
     wait_seconds: float = 0.5,
-    timeout_seconds: float = 30.0,
 ) -> Path:
     """Fetch, check and unpack; the folder. One that is there already is left as it is.
 
-    So many attempts in a row without a new byte end it. The first wait between two is
-    `wait_seconds`, each later one twice as long.
+    The first wait between two attempts is `wait_seconds`, each later one twice as long.
     """
     if urlsplit(archive.url).scheme not in ("http", "https"):
         raise UserError(
@@ -107,7 +105,7 @@ def download(
         with part.open("a+b", buffering=0) as file:
             if not try_lock(file):
                 raise UserError(f"{part} is being downloaded by another process; wait for it")
-            _fetch(archive, file, progress, attempts, wait_seconds, timeout_seconds)
+            _fetch(archive, file, progress, wait_seconds)
             _check(archive, file)
             _unpack(archive, file, folder)
             part.unlink()
@@ -118,25 +116,14 @@ def download(
     return folder
 
 
-def _fetch(
-    archive: Archive,
-    file: IO[bytes],
-    progress: Progress,
-    attempts: int,
-    wait_seconds: float,
-    timeout_seconds: float,
-) -> None:
+def _fetch(archive: Archive, file: IO[bytes], progress: Progress, wait_seconds: float) -> None:
     """Ask until as many bytes are there as there should be."""
     most, failed = size_of(file), 0
     while size_of(file) < archive.num_bytes:
-        try:
-            _receive(archive, file, progress, timeout_seconds)
-            why = f"the connection ended after {size_of(file):,} of {archive.num_bytes:,} bytes"
-        except _Cut as error:
-            why = str(error)
+        why = _receive(archive, file, progress)
         failed = 0 if size_of(file) > most else failed + 1
         most = max(most, size_of(file))
-        if failed == attempts:
+        if failed == _ATTEMPTS:
             raise DownloadFailed(
                 f"{archive.url}: {why}; try again later (what is there is kept), or fetch and "
                 f"unpack it elsewhere and give the folder with --data"
@@ -145,44 +132,42 @@ def _fetch(
             time.sleep(wait_seconds * 2 ** (failed - 1))
 
 
-def _receive(archive: Archive, file: IO[bytes], progress: Progress, timeout_seconds: float) -> None:
-    """Append what the server sends, from where the file ends."""
+def _receive(archive: Archive, file: IO[bytes], progress: Progress) -> str:
+    """Append what the server sends, from where the file ends; why no more came."""
     start = size_of(file)
     request = urllib.request.Request(archive.url)
     if start:
         request.add_header("Range", f"bytes={start}-")
-    with _ask(archive, lambda: urllib.request.urlopen(request, timeout=timeout_seconds)) as answer:
-        # "bytes 100-199/200", or, of a server that does not know ranges, the whole file
-        begin, _, announced = answer.headers.get("Content-Range", "").partition("/")
-        if not begin.startswith(f"bytes {start}-"):
-            file.truncate(0)
-            announced = answer.headers.get("Content-Length", "")
-        if announced.isdecimal() and int(announced) != archive.num_bytes:
-            raise DownloadFailed(
-                f"{archive.url} is a file of {int(announced):,} bytes, not of "
-                f"{archive.num_bytes:,}: another file; give the address of a mirror with --url"
-            )
-        while size_of(file) <= archive.num_bytes and (chunk := _ask(archive, answer.read1, _CHUNK)):
-            file.write(chunk)
-            progress(size_of(file), archive.num_bytes)
-
-
-def _ask(archive: Archive, action: Callable[..., Answer], *arguments: Any) -> Answer:
-    """What the network gives, or in plain words why it does not."""
     try:
-        return action(*arguments)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+            # "bytes 100-199/200", or, of a server that does not know ranges, the whole file
+            begin, _, announced = answer.headers.get("Content-Range", "").partition("/")
+            if not begin.startswith(f"bytes {start}-"):
+                file.truncate(0)
+                announced = answer.headers.get("Content-Length", "")
+            if announced.isdecimal() and int(announced) != archive.num_bytes:
+                raise DownloadFailed(
+                    f"{archive.url} is a file of {int(announced):,} bytes, not of "
+                    f"{archive.num_bytes:,}: another file; give the address of a mirror with --url"
+                )
+            while size_of(file) <= archive.num_bytes and (chunk := answer.read1(_CHUNK)):
+                file.write(chunk)
+                progress(size_of(file), archive.num_bytes)
     except urllib.error.HTTPError as error:
         error.close()
-        answer = f"the server answers {error.code} {error.reason}"
+        why = f"the server answers {error.code} {error.reason}"
         if error.code in _PASSING:
-            raise _Cut(answer) from error
+            return why
         raise DownloadFailed(
-            f"{archive.url}: {answer}; give the address of a mirror with --url"
+            f"{archive.url}: {why}; give the address of a mirror with --url"
         ) from error
     except urllib.error.URLError as error:
-        raise _Cut(f"no connection ({error.reason})") from error
+        return f"no connection ({error.reason})"
     except (OSError, http.client.HTTPException) as error:
-        raise _Cut(f"the connection was cut ({error or type(error).__name__})") from error
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise
+        return f"the connection was cut ({error or type(error).__name__})"
+    return f"the connection ended after {size_of(file):,} of {archive.num_bytes:,} bytes"
 
 
 def _check(archive: Archive, file: FileIO) -> None:
@@ -238,8 +223,8 @@ def _checked_members(archive: Archive, packed: tarfile.TarFile) -> Iterator[tarf
 
 def download_folder() -> Path:
     """`$SAMEPATH_DATA`, else `$SAMEPATH_CACHE`, else `~/.cache/samepath`."""
-    names = (os.environ.get("SAMEPATH_DATA"), os.environ.get("SAMEPATH_CACHE"))
-    return Path(next(filter(None, names), "~/.cache/samepath")).expanduser()
+    said = os.environ.get("SAMEPATH_DATA") or os.environ.get("SAMEPATH_CACHE")
+    return Path(said or "~/.cache/samepath").expanduser()
 
 
 def data_folders() -> list[Path]:

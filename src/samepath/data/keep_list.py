@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.content import examples_identity
-from samepath.data.formats.tables import read_table
+from samepath.data.formats.listing import number_in, read_table
 from samepath.data.sources import Collate, Data, as_source, in_memory, labels_of
 from samepath.errors import UserError
 from samepath.files import brief, read_object, replaced
@@ -75,43 +74,33 @@ def read_keep_list(path: Path) -> KeepList:
         inside = path / "keep.csv"
         hint = f"did you mean {inside}?" if inside.is_file() else "`samepath curate` writes one"
         raise UserError(f"{path}: no such keep-list; {hint}")
-    labels: list[int] = []
-    positions: list[tuple[float, float]] = []
-    clusters: list[int] = []
-    kept: list[bool] = []
-    reasons: list[str] = []
-    notes: list[str] = []
+    rows: list[tuple[Any, ...]] = []
     unlabelled = False
-    for number, (line, row) in enumerate(read_table(path, COLUMNS)):
+    for number, (where, row) in enumerate(read_table(path, COLUMNS)):
         if row["index"] != str(number):
             raise UserError(
-                f"{path}, line {line}: index is {brief(repr(row['index']))} where {number} is due; "
+                f"{where}: index is {brief(repr(row['index']))} where {number} is due; "
                 "a keep-list has one row per training example, in order"
             )
         if row["kept"] not in ("0", "1"):
-            raise UserError(
-                f"{path}, line {line}: kept is {brief(repr(row['kept']))}; it must be 1 or 0"
-            )
+            raise UserError(f"{where}: kept is {brief(repr(row['kept']))}; it must be 1 or 0")
         unlabelled = unlabelled if number else not row["label"]
-        if not unlabelled:
-            labels.append(_whole(path, line, "label", row["label"]))
-        elif row["label"]:
-            raise UserError(f"{path}, line {line}: has a label, and those before it have none")
-        positions.append((_real(path, line, "x", row["x"]), _real(path, line, "y", row["y"])))
-        clusters.append(_whole(path, line, "cluster", row["cluster"]))
-        kept.append(row["kept"] == "1")
-        reasons.append(row["reason"])
-        if "note" in row:
-            notes.append(row["note"])
-    if not kept:
+        if unlabelled and row["label"]:
+            raise UserError(f"{where}: has a label, and those before it have none")
+        label = None if unlabelled else number_in(row, "label", where, int, 2**63)
+        x, y = (number_in(row, name, where, float, _LIMIT) for name in "xy")
+        cluster = number_in(row, "cluster", where, int, 2**63)
+        rows.append((label, x, y, cluster, row["kept"] == "1", row["reason"], row.get("note")))
+    if not rows:
         raise UserError(f"{path} names no examples; give a keep-list with a row for each")
+    labels, xs, ys, clusters, kept, reasons, notes = zip(*rows, strict=True)
     return KeepList(
-        labels=None if unlabelled else np.array(labels, dtype=np.int64),
-        positions=np.array(positions, dtype=np.float32),
-        clusters=np.array(clusters, dtype=np.int64),
+        labels=None if unlabelled else np.array(labels, np.int64),
+        positions=np.stack([xs, ys], axis=1).astype(np.float32),
+        clusters=np.array(clusters, np.int64),
         kept=np.array(kept),
-        reasons=reasons,
-        notes=notes or None,
+        reasons=list(reasons),
+        notes=None if notes[0] is None else list(notes),
     )
 
 
@@ -134,31 +123,12 @@ def write_keep_list(path: Path, keep_list: KeepList, *, overwrite: bool = False)
     if keep_list.notes is not None:
         columns["note"] = keep_list.notes
     try:
-        with (
-            replaced(path) as aside,
-            aside.open("w", newline="", encoding="utf-8") as file,
-        ):
+        with replaced(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows(zip(*columns.values(), strict=True))
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another path") from None
-
-
-def _whole(path: Path, line: int, name: str, text: str) -> int:
-    with suppress(ValueError):
-        if abs(number := int(text)) < 2**63:
-            return number
-    raise UserError(
-        f"{path}, line {line}: {name} is {brief(repr(text))}; it must be a whole number"
-    )
-
-
-def _real(path: Path, line: int, name: str, text: str) -> float:
-    with suppress(ValueError):
-        if abs(number := float(text)) < _LIMIT:
-            return number
-    raise UserError(f"{path}, line {line}: {name} is {brief(repr(text))}; it must be a number")
 
 
 # ---- is this the keep-list of these examples?
@@ -183,8 +153,11 @@ def refuse_other_data(
     on disk is not read through once more.
     """
     about = _read_about(path.with_name(ABOUT))
-    made_of = f" (it was made of {_origin(about)})" if about else ""
-    instead = f"give a keep-list made of {recipe!r} and its --data{made_of}"
+    data_of = f" --data {about['data']}" if about.get("data") else ""
+    made_of = brief(f"{about.get('recipe')}{data_of}")
+    instead = f"give a keep-list made of {recipe!r} and its --data" + (
+        f" (it was made of {made_of})" if about else ""
+    )
     num_examples = len(as_source(data, seed=0, collate=collate))
     if len(keep_list) != num_examples:
         raise UserError(
@@ -229,8 +202,3 @@ def _read_about(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({brief(error)}), so the keep-list beside it cannot be "
             "checked; put the file back, or move the keep-list to a folder of its own"
         ) from None
-
-
-def _origin(about: Mapping[str, Any]) -> str:
-    data = about.get("data")
-    return brief(f"{about.get('recipe')}{f' --data {data}' if data else ''}")

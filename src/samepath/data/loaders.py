@@ -1,6 +1,6 @@
 """Processes that load examples ahead.
 
-In: how many, and how long to wait for one. Out: what a DataLoader is told, and what it delivers.
+In: how many, and how long to wait for one. Out: what a DataLoader with them delivers.
 Guaranteed: no loader is waited for without a limit, at its start, at its work or at its end; none
 keeps its worker from ending, or stays when that is gone.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing import util
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
@@ -43,22 +43,20 @@ class Loaders:
     number: int = 0
     threads: int = 1
     timeout_seconds: float = TIMEOUT_SECONDS
+    pin_memory: bool = False
 
-    def options(self) -> dict[str, Any]:
-        """What a DataLoader is told of them."""
-        if not self.number:
-            return {}
-        return {
-            "num_workers": self.number,
-            "worker_init_fn": _LoaderStart(self.threads),
-            "timeout": min(_LOOK_SECONDS, self.timeout_seconds),
-            # torch's own default on Linux; a worker's is forkserver, which imports torch anew
-            "multiprocessing_context": _Forking(self) if sys.platform == "linux" else None,
-        }
-
-    def deliver(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """What a DataLoader with these options gives, in time."""
-        grains, asked = iter(loader), time.monotonic()
+    def load(self, dataset: Any, **how: Any) -> Iterator[Any]:
+        """What a DataLoader gives, in time."""
+        if self.number:
+            how |= {
+                "num_workers": self.number,
+                "worker_init_fn": partial(_begin, self.threads),
+                "timeout": min(_LOOK_SECONDS, self.timeout_seconds),
+                # torch's own default on Linux; a worker's is forkserver, which imports torch anew
+                "multiprocessing_context": _Forking(self) if sys.platform == "linux" else None,
+            }
+        grains = iter(DataLoader(dataset, pin_memory=self.pin_memory, **how))
+        asked = time.monotonic()
         while True:
             try:
                 grain = next(grains)
@@ -82,18 +80,13 @@ BY_ITSELF = Loaders()
 """A worker without any."""
 
 
-class _LoaderStart:
-    """What a loader process does before it loads (a class: it must pickle)."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-
-    def __call__(self, _worker: int) -> None:
-        torch.set_num_threads(self.threads)
-        # Ctrl-C and Slurm's preemption reach every process; the worker stops after its step, and
-        # until then it needs its loaders. They end when it does.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _begin(threads: int, _worker: int) -> None:
+    """Prepare a loader process."""
+    torch.set_num_threads(threads)
+    # Ctrl-C and Slurm's preemption reach every process; the worker stops after its step, and
+    # until then it needs its loaders. They end when it does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class _Forking(ForkContext):

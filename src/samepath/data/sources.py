@@ -23,14 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from samepath.data.loaders import BY_ITSELF, Loaders
 from samepath.data.randomness import seed_everything
@@ -44,6 +37,9 @@ Columns: TypeAlias = Column | Sequence[Any]
 Collate: TypeAlias = Callable[[list[Any]], Any]
 Rows: TypeAlias = NDArray[np.int64]
 Data: TypeAlias = "Columns | Dataset[Any] | Source"
+
+_AT_ONCE = 256
+_NO_EPOCH = -1
 
 
 @dataclass(frozen=True)
@@ -65,86 +61,54 @@ class Source(Protocol):
         ...
 
 
-def _refuse_uneven(columns: Iterable[Column]) -> None:
-    """Raise unless all columns have the same number of rows, and have rows."""
-    sizes = sorted({tuple(column.shape[:1]) for column in columns})
-    if len(sizes) != 1 or not sizes[0]:
-        found = " and ".join(f"{size[0]} rows" if size else "no rows" for size in sizes)
-        raise UserError(f"the data's tensors have {found}; give tensors with one row per example")
-
-
-def as_tensor(part: Column) -> Tensor:
-    """View the same memory as a tensor."""
-    if isinstance(part, Tensor):
-        return part
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot be written to: no code here does
-            return torch.from_numpy(part)
-    except (TypeError, ValueError):
-        raise UserError(
-            f"the data has a numpy array of {part.dtype} with strides {part.strides}, which torch "
-            "cannot take as it is; give np.ascontiguousarray(array, np.float32), or another type"
-        ) from None
-
-
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-"""Types that torch has no index_select for, and their likes."""
-
-
-def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """A copy of some rows."""
-    alike = _SIGNED.get(tensor.dtype, tensor.dtype)
-    return tensor.view(alike).index_select(0, rows).view(tensor.dtype)
+def as_source(
+    data: Data, *, seed: int, loaders: Loaders = BY_ITSELF, collate: Collate | None = None
+) -> Source:
+    """Whatever a person gives as data, as a source. With a `collate` everything goes through it,
+    item by item."""
+    columns = columns_of(data, collate)
+    if columns is not None:
+        if collate is None:
+            return TensorSource(columns, loaders=loaders)
+        data = _Rows(columns)
+    if isinstance(data, SomeOf):
+        whole = as_source(data.data, seed=seed, loaders=loaders, collate=collate)
+        return SomeOf(whole, data.rows)
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, Dataset) or hasattr(data, "__getitem__"):
+        return DatasetSource(data, seed=seed, loaders=loaders, collate=collate)  # type: ignore[arg-type]
+    raise UserError(
+        f"data of type {type(data).__name__} cannot be indexed; give a tensor, a numpy array, a "
+        "tuple of them or a map-style Dataset"
+    )
 
 
 class TensorSource:
     """Tensors and arrays, indexed at once. A grain of one is a tensor, of several a tuple."""
 
-    def __init__(
-        self,
-        data: Columns,
-        *,
-        loaders: Loaders = BY_ITSELF,
-    ) -> None:
-        self._single = isinstance(data, (Tensor, np.ndarray))
-        parts = (data,) if isinstance(data, (Tensor, np.ndarray)) else tuple(data)
+    def __init__(self, data: Columns, *, loaders: Loaders = BY_ITSELF) -> None:
+        self._single, parts = in_parts(data)
         self._tensors = tuple(as_tensor(part) for part in parts)
-        self._mapped = [
-            tensor for tensor, part in zip(self._tensors, parts, strict=True) if is_mapped(part)
-        ]
+        self._mapped = [as_tensor(part) for part in parts if is_mapped(part)]
         self._loaders = loaders if self._mapped else BY_ITSELF
-        _refuse_uneven(parts)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether no part of the data lies in a file."""
-        return not self._mapped
 
     def __len__(self) -> int:
         return len(self._tensors[0])
 
     def __getitem__(self, request: GrainRequest) -> Any:
         for tensor in self._mapped:
-            expect_rows(tensor, request.examples.tolist())
+            _expect_rows(tensor, request.examples.tolist())
         index = torch.from_numpy(request.examples.copy())
-        grain = tuple(select_rows(tensor, index) for tensor in self._tensors)
+        grain = tuple(_select_rows(tensor, index) for tensor in self._tensors)
         return grain[0] if self._single else grain
 
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
         for tensor in self._mapped:
             expect_random_rows(tensor)
         if not self._loaders.number:
-            yield from (self[request] for request in requests)
-            return
-        loader: DataLoader[Any] = DataLoader(
-            self,  # type: ignore[arg-type]
-            sampler=requests,
-            batch_size=None,
-            collate_fn=_as_it_is,
-            **self._loaders.options(),
-        )
-        yield from self._loaders.deliver(loader)
+            return (self[request] for request in requests)
+        return self._loaders.load(self, sampler=requests, batch_size=None, collate_fn=_as_it_is)
 
 
 def _as_it_is(grain: Any) -> Any:
@@ -154,7 +118,7 @@ def _as_it_is(grain: Any) -> Any:
 class SomeOf:
     """A source's examples under new numbers."""
 
-    def __init__(self, data: Data, rows: NDArray[np.int64]) -> None:
+    def __init__(self, data: Data, rows: Rows) -> None:
         self.data = data
         self.rows = rows
 
@@ -164,6 +128,36 @@ class SomeOf:
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
         source = as_source(self.data, seed=0)
         return source.load(GrainRequest(r.epoch, self.rows[r.examples]) for r in requests)
+
+
+class DatasetSource:
+    """A map-style Dataset behind a DataLoader with any number of loader processes."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        seed: int,
+        loaders: Loaders = BY_ITSELF,
+        collate: Collate | None = None,
+    ) -> None:
+        if isinstance(dataset, IterableDataset):
+            raise UserError(
+                f"{type(dataset).__name__} is an IterableDataset, which cannot be indexed; "
+                "give a map-style Dataset (with __len__ and __getitem__)"
+            )
+        if not hasattr(dataset, "__len__"):
+            raise UserError(f"{type(dataset).__name__} has no __len__; give a map-style Dataset")
+        self._dataset = _KeyedDataset(dataset, seed)
+        self._loaders = loaders
+        self._collate = collate or default_collate
+
+    def __len__(self) -> int:
+        return len(self._dataset.dataset)  # type: ignore[arg-type]
+
+    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
+        items = ([(r.epoch, int(e)) for e in r.examples] for r in requests)
+        return self._loaders.load(self._dataset, batch_sampler=items, collate_fn=self._collate)
 
 
 class _KeyedDataset(Dataset[Any]):
@@ -183,92 +177,16 @@ class _Rows(Dataset[Any]):
     """Columns as items: a row of one, or a tuple of a row of each."""
 
     def __init__(self, columns: Columns) -> None:
-        _refuse_uneven((columns,) if isinstance(columns, (Tensor, np.ndarray)) else columns)
-        self.columns = columns
+        self.single, self.parts = in_parts(columns)
 
     def __len__(self) -> int:
-        columns = self.columns
-        return len(columns if isinstance(columns, (Tensor, np.ndarray)) else columns[0])
+        return len(self.parts[0])
 
     def __getitem__(self, row: int) -> Any:
-        if isinstance(self.columns, (Tensor, np.ndarray)):
-            return self.columns[row]
-        return tuple(column[row] for column in self.columns)
+        return self.parts[0][row] if self.single else tuple(part[row] for part in self.parts)
 
 
-class DatasetSource:
-    """A map-style Dataset behind a DataLoader with any number of loader processes."""
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        *,
-        seed: int,
-        loaders: Loaders = BY_ITSELF,
-        collate: Collate | None = None,
-        pin_memory: bool = False,
-    ) -> None:
-        if isinstance(dataset, IterableDataset):
-            raise UserError(
-                f"{type(dataset).__name__} is an IterableDataset, which cannot be indexed; "
-                "give a map-style Dataset (with __len__ and __getitem__)"
-            )
-        if not hasattr(dataset, "__len__"):
-            raise UserError(f"{type(dataset).__name__} has no __len__; give a map-style Dataset")
-        self._dataset = dataset
-        self._seed = seed
-        self._loaders = loaders
-        self._collate = collate or default_collate
-        self._pin_memory = pin_memory
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
-        loader: DataLoader[Any] = DataLoader(
-            _KeyedDataset(self._dataset, self._seed),
-            batch_sampler=([(r.epoch, int(e)) for e in r.examples] for r in requests),
-            collate_fn=self._collate,
-            pin_memory=self._pin_memory,
-            **self._loaders.options(),
-        )
-        yield from self._loaders.deliver(loader)
-
-
-def as_source(
-    data: Data,
-    *,
-    seed: int,
-    loaders: Loaders = BY_ITSELF,
-    collate: Collate | None = None,
-    pin_memory: bool = False,
-) -> Source:
-    """Whatever a person gives as data, as a source. With a `collate` everything goes through it,
-    item by item."""
-    columns = columns_of(data, collate)
-    if columns is not None:
-        if collate is None:
-            return TensorSource(columns, loaders=loaders)
-        data = _Rows(columns)
-    if isinstance(data, SomeOf):
-        whole = as_source(
-            data.data, seed=seed, loaders=loaders, collate=collate, pin_memory=pin_memory
-        )
-        return SomeOf(whole, data.rows)
-    if isinstance(data, Source):
-        return data
-    if isinstance(data, Dataset) or hasattr(data, "__getitem__"):
-        return DatasetSource(
-            data,  # type: ignore[arg-type]
-            seed=seed,
-            loaders=loaders,
-            collate=collate,
-            pin_memory=pin_memory,
-        )
-    raise UserError(
-        f"data of type {type(data).__name__} cannot be indexed; give a tensor, a numpy array, a "
-        "tuple of them or a map-style Dataset"
-    )
+# ---- columns
 
 
 def columns_of(data: Data, collate: Collate | None = None) -> Columns | None:
@@ -306,10 +224,44 @@ def _are_columns(tensors: list[Tensor]) -> bool:
     )
 
 
-# ---- labels, and a part of the examples
+def in_parts(columns: Columns) -> tuple[bool, tuple[Column, ...]]:
+    """Whether it is a single column, and all columns. UserError unless all have the same number of
+    rows, and have rows."""
+    single = isinstance(columns, (Tensor, np.ndarray))
+    parts = (columns,) if isinstance(columns, (Tensor, np.ndarray)) else tuple(columns)
+    sizes = sorted({tuple(part.shape[:1]) for part in parts})
+    if len(sizes) != 1 or not sizes[0]:
+        found = " and ".join(f"{size[0]} rows" if size else "no rows" for size in sizes)
+        raise UserError(f"the data's tensors have {found}; give tensors with one row per example")
+    return single, parts
 
-_AT_ONCE = 256
-_NO_EPOCH = -1
+
+def as_tensor(part: Column) -> Tensor:
+    """View the same memory as a tensor."""
+    if isinstance(part, Tensor):
+        return part
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it cannot be written to: no code here does
+            return torch.from_numpy(part)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"the data has a numpy array of {part.dtype} with strides {part.strides}, which torch "
+            "cannot take as it is; give np.ascontiguousarray(array, np.float32), or another type"
+        ) from None
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""Types that torch has no index_select for, and their likes."""
+
+
+def _select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy of some rows."""
+    alike = _SIGNED.get(tensor.dtype, tensor.dtype)
+    return tensor.view(alike).index_select(0, rows).view(tensor.dtype)
+
+
+# ---- labels, and a part of the examples
 
 
 def labels_of(
@@ -334,10 +286,27 @@ def labels_of(
     return known[rows].astype(np.int64)
 
 
+def _labels(batch: Any) -> NDArray[np.int64] | None:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return None
+    labels = batch[1]
+    if not isinstance(labels, Tensor) or labels.ndim != 1:
+        return None
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        return None
+    return labels.to(torch.int64).numpy(force=True)
+
+
+def requests_for(rows: Rows) -> Iterator[GrainRequest]:
+    """Requests for these examples outside any epoch, some at a time."""
+    for begin in range(0, len(rows), _AT_ONCE):
+        yield GrainRequest(_NO_EPOCH, rows[begin : begin + _AT_ONCE])
+
+
 def in_memory(data: Data, collate: Collate | None = None) -> bool:
     """Whether looking at every example costs next to nothing."""
     columns = columns_of(data, collate)
-    return columns is not None and TensorSource(columns).in_memory
+    return columns is not None and not any(map(is_mapped, in_parts(columns)[1]))
 
 
 def only_rows(data: Data, rows: Rows, collate: Collate | None = None) -> Data:
@@ -348,32 +317,12 @@ def only_rows(data: Data, rows: Rows, collate: Collate | None = None) -> Data:
         return SomeOf(data, rows)
     if columns is None:
         return Subset(data, rows.tolist())  # type: ignore[arg-type]
-    if isinstance(columns, (Tensor, np.ndarray)):
-        return _some(columns, rows)
-    return tuple(_some(column, rows) for column in columns)
-
-
-def _some(column: Column, rows: Rows) -> Column:
-    if isinstance(column, Tensor):
-        return select_rows(column, torch.from_numpy(rows))
-    return column[rows]
-
-
-def requests_for(rows: Rows) -> Iterator[GrainRequest]:
-    """Requests for these examples outside any epoch, some at a time."""
-    for begin in range(0, len(rows), _AT_ONCE):
-        yield GrainRequest(_NO_EPOCH, rows[begin : begin + _AT_ONCE])
-
-
-def _labels(batch: Any) -> NDArray[np.int64] | None:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        return None
-    labels = batch[1]
-    if not isinstance(labels, Tensor) or labels.ndim != 1:
-        return None
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        return None
-    return labels.to(torch.int64).numpy(force=True)
+    single, parts = in_parts(columns)
+    cut = tuple(
+        _select_rows(part, torch.from_numpy(rows)) if isinstance(part, Tensor) else part[rows]
+        for part in parts
+    )
+    return cut[0] if single else cut
 
 
 # ---- tensors and arrays that lie in files, which may be larger than memory
@@ -400,7 +349,7 @@ def expect_random_rows(column: Tensor) -> None:
         _advise(column.data_ptr(), last * column.itemsize, mmap.MADV_RANDOM)
 
 
-def expect_rows(column: Tensor, rows: Sequence[int]) -> None:
+def _expect_rows(column: Tensor, rows: Sequence[int]) -> None:
     """These rows will be read next: fetch them all at once, each as a whole."""
     row_bytes = column[:1].numel() * column.itemsize
     if sys.platform == "linux" and row_bytes and column[:1].is_contiguous():

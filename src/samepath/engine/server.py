@@ -46,7 +46,7 @@ from samepath.plan import Batch
 from samepath.plan.staleness import may_apply, may_hand_out
 from samepath.recipe import Recipe
 from samepath.strategies import Choice, find_strategy
-from samepath.strategies.asynchronous import Asynchronous
+from samepath.strategies.late import Asynchronous
 
 SERVER = 0
 ALIVE_SECONDS = 30.0

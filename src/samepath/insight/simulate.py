@@ -17,7 +17,11 @@ from samepath.errors import UserError
 from samepath.timing.links import Cluster, check_cluster, find_cluster
 from samepath.timing.measured import MeasuredStep, read_measured
 from samepath.timing.model import (
+    DDP,
     TRIALS,
+    Buckets,
+    Policy,
+    Queue,
     Scaling,
     Simulated,
     Workload,
@@ -25,7 +29,6 @@ from samepath.timing.model import (
     simulate,
     workload_from,
 )
-from samepath.timing.policies import DDP, Buckets, Policy, Queue
 
 POLICIES: dict[str, Policy] = {"samepath": Buckets(), "queue": Queue(), "ddp": DDP}
 OLD_NAME = "static"

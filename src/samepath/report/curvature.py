@@ -23,8 +23,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from numpy.typing import NDArray
 
 from samepath.files import make_folder
+from samepath.insight.curvature.curvature import Curvature, RunCurvature
 from samepath.insight.curvature.landscape import Plane
-from samepath.insight.curvature.result import Curvature, RunCurvature
 from samepath.insight.folder import write_finding
 from samepath.report import style
 from samepath.report.page import Section, write_page

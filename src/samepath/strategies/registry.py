@@ -17,15 +17,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from samepath.errors import UserError
-from samepath.strategies.asynchronous import Asynchronous
 from samepath.strategies.choice import Choice, Measure, Moment, Strategy
-from samepath.strategies.curvature import CurvatureAdversarial, CurvatureGrowth
-from samepath.strategies.growth import Decay, Growth
-from samepath.strategies.layerwise import Lamb, Lars
-from samepath.strategies.noise import Noise
-from samepath.strategies.scaling import Linear, Sqrt, Strong, Weak
-from samepath.strategies.stale import Stale
-from samepath.strategies.warmup import SqrtWarmup, Warmup
+from samepath.strategies.growth import CurvatureAdversarial, CurvatureGrowth, Decay, Growth, Noise
+from samepath.strategies.late import Asynchronous, Stale
+from samepath.strategies.scaling import Lamb, Lars, Linear, Sqrt, SqrtWarmup, Strong, Warmup, Weak
 
 BUILT_IN: Mapping[str, Callable[..., Strategy]] = {
     "strong": Strong,

@@ -14,10 +14,9 @@ from typing import Any
 from samepath.console import Watcher
 from samepath.engine.run.options import Options
 from samepath.errors import UserError
-from samepath.study.collect import curve_of, end_of
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.results import BatchRun, GridRun, GridStudy
-from samepath.study.runner import PlannedRun, train_runs
+from samepath.study.runner import PlannedRun, end_of, epochs_of, train_runs
 
 METRIC = "accuracy"
 """What runs are judged by where the recipe evaluates it."""
@@ -107,7 +106,7 @@ def facts_of(study: Path, run: PlannedRun) -> dict[str, Any]:
         "folder": run.folder,
         "ended": ended,
         "why": why,
-        "curve": curve_of(study, run),
+        "curve": tuple(end.epoch for end in epochs_of(study, run)),
     }
 
 

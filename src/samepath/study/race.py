@@ -14,7 +14,8 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from samepath.console import Watcher
@@ -24,13 +25,21 @@ from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.errors import UserError
 from samepath.files import brief, read_as, read_object, write_atomically
 from samepath.strategies import BUILT_IN, Choice, Moment, find_strategy
-from samepath.study.collect import Entry, cells_of, epochs_of, predictions, run_record
 from samepath.study.opening import Opened, StudyRequest, entered, look_into
 from samepath.study.rates import largest_rate
-from samepath.study.results import Rate, Study, Target
-from samepath.study.runner import PlannedRun, status_of, train_runs
+from samepath.study.results import (
+    Cell,
+    Epoch,
+    Interval,
+    Prediction,
+    Rate,
+    RunRecord,
+    Study,
+    Target,
+)
+from samepath.study.runner import PlannedRun, end_of, epochs_of, status_of, train_runs
 from samepath.timing.links import HERE, NetworkFacts, parse_network
-from samepath.timing.measured import ClockFacts
+from samepath.timing.measured import ClockFacts, How, step_key
 from samepath.timing.model import Clock
 from samepath.timing.stopwatch import measure_clock
 
@@ -179,8 +188,8 @@ def _target(
     runs = [entry.run for entry in race_entries(options, (), (1,), seeds) if entry.run is not None]
     train(runs)
     curves = [
-        [e["valid_loss"] for e in epochs_of(opened.folder, run, options.num_examples)]
-        for run in runs
+        [math.nan if (found := end.epoch.valid_loss) is None else found for end in epochs]
+        for epochs in (epochs_of(opened.folder, run) for run in runs)
     ]
     best = [min(filter(math.isfinite, curve), default=math.nan) for curve in curves]
     middle = statistics.median(best)
@@ -205,6 +214,21 @@ def _target(
 
 
 # ---- which runs it needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One strategy at one number of workers with one seed."""
+
+    strategy: str
+    workers: int
+    seed: int
+    options: Options
+    """Of its path."""
+    run: PlannedRun | None
+    """None where there is nothing to train."""
+    why: str = ""
+    """Why there is not."""
 
 
 def same_as_strong(text: str, k: int, epochs: int) -> bool:
@@ -257,3 +281,156 @@ def _entry(options: Options, text: str, k: int) -> Entry:
 def file_name(text: str) -> str:
     """A text as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9.+]+", "-", text).strip("-")
+
+
+# ---- what they found
+
+ADVERSARIAL_COST = 2
+"""Steps with adversarial examples compute every grain twice."""
+
+
+def run_record(entry: Entry, study: Path, clock: Clock, target: float) -> RunRecord:
+    """What became of an entry. Its curve ends where it first reached the target, also if its run
+    went on."""
+    options, run = entry.options, entry.run
+    moment = Moment(batch_size=options.batch_size)
+    wanted = find_strategy(options.strategy)(entry.workers, moment).batch * options.batch_size
+    record = RunRecord(
+        strategy=entry.strategy,
+        workers=entry.workers,
+        seed=entry.seed,
+        folder="",
+        batch_size=round(wanted),
+        learning_rate=math.nan,
+        lag=0,
+        ended="impossible",
+        why=entry.why,
+        how="modelled",
+        step_seconds=None,
+        curve=(),
+    )
+    if run is None:
+        return record
+    strategy = StrategySchedule(options)
+    first, batch_size = strategy.choice(0, ()), strategy.plan(0, ()).batch_size
+    step_seconds, how = _step_seconds(clock, first, batch_size, entry.workers)
+    curve: list[Epoch] = []
+    ended, why = end_of(study, run)
+    seconds = highest = 0.0
+    history: list[dict[str, float]] = []
+    for epoch, steps, highest_rate, measured in epochs_of(study, run):
+        if epoch.epoch > options.epochs:  # an earlier study in this folder had a higher limit
+            ended, why = "epochs", ""
+            break
+        choice = strategy.choice(epoch.epoch - 1, history)
+        each, known = _step_seconds(clock, choice, epoch.batch_size, entry.workers)
+        seconds += each * steps
+        how = how if known == how else "modelled"
+        highest = max(highest, highest_rate)
+        curve.append(replace(epoch, seconds=seconds))
+        if epoch.valid_loss is not None and epoch.valid_loss <= target:
+            ended, why = "target", ""
+            break
+        if measured is not None:  # its cost comes before the next epoch
+            history.append(measured)
+            for name in strategy.measures:
+                size = int(measured[f"{name}_gradient_examples"])
+                gradient = clock.modelled(batch_size=size, workers=entry.workers)
+                seconds, how = seconds + measured[f"{name}_gradients"] * gradient, "modelled"
+    return replace(
+        record,
+        folder=run.folder,
+        batch_size=batch_size,
+        learning_rate=highest,
+        lag=first.synchronisation.lag,
+        ended=ended,
+        why=why,
+        how=how,
+        step_seconds=step_seconds,
+        curve=tuple(curve),
+    )
+
+
+def _step_seconds(clock: Clock, choice: Choice, batch_size: int, workers: int) -> tuple[float, How]:
+    mode = choice.synchronisation.kind
+    seconds, how = clock.step_seconds(batch_size=batch_size, workers=workers, mode=mode)
+    if choice.adversarial is None:
+        return seconds, how
+    return ADVERSARIAL_COST * seconds, "modelled"
+
+
+def cells_of(
+    records: Sequence[RunRecord], strategies: Sequence[str], workers: Sequence[int]
+) -> list[Cell]:
+    """All seeds of each strategy at each number of workers."""
+    sequential = {
+        record.seed: record.seconds_to_target
+        for record in records
+        if record.strategy == "strong" and record.workers == 1
+    }
+    return [
+        _cell([r for r in records if (r.strategy, r.workers) == (strategy, k)], sequential)
+        for strategy in strategies
+        for k in workers
+    ]
+
+
+def _cell(records: Sequence[RunRecord], sequential: dict[int, float | None]) -> Cell:
+    reached = [record for record in records if record.reached]
+    most = 2 * len(reached) > len(records)
+    efficiencies = [
+        one / (record.workers * seconds)
+        for record in reached
+        if (one := sequential[record.seed]) is not None
+        and (seconds := record.seconds_to_target) is not None
+    ]
+    ended: dict[str, int] = {}
+    for record in records:
+        ended[record.ended] = ended.get(record.ended, 0) + 1
+    return Cell(
+        strategy=records[0].strategy,
+        workers=records[0].workers,
+        reached=len(reached),
+        seeds=len(records),
+        how="measured" if all(r.how == "measured" for r in records) else "modelled",
+        seconds=interval([r.seconds_to_target or 0.0 for r in reached]) if most else None,
+        epochs=interval([float(len(r.curve)) for r in reached]) if most else None,
+        efficiency=interval(efficiencies) if most and efficiencies else None,
+        ended=ended,
+    )
+
+
+def interval(values: Sequence[float]) -> Interval:
+    return Interval(median=statistics.median(values), low=min(values), high=max(values))
+
+
+def predictions(clock: Clock, *, batch_size: int) -> list[Prediction]:
+    """The model against the measurement, wherever k > 1 real workers ran here.
+
+    Efficiency is T1 / (k Tk) for the same work. Strong: k workers share the batch of one, so T is a
+    step's. Weak: they take k batches a step, so T is an example's, and k Tk / k batches is Tk.
+    """
+    clock = Clock(replace(clock.facts, network=clock.facts.local))  # what the workers talked over
+    measured = clock.facts.measured_step_seconds
+    alone = measured.get(step_key(batch_size, 1))
+    if alone is None:
+        return []
+    model_alone = clock.modelled(batch_size=batch_size, workers=1)
+    steps = sorted((tuple(map(int, key.split("x"))) for key in measured), key=lambda step: step[1])
+    found = []
+    for strategy in ("strong", "weak"):
+        for batch, workers in steps:
+            per_step = batch_size if strategy == "strong" else batch_size * workers
+            if workers == 1 or batch != per_step:
+                continue
+            work = batch / batch_size / workers  # of one worker's step, in steps of one alone
+            modelled = clock.modelled(batch_size=batch, workers=workers)
+            found.append(
+                Prediction(
+                    strategy=strategy,
+                    workers=workers,
+                    measured_efficiency=work * alone / measured[step_key(batch, workers)],
+                    modelled_efficiency=work * model_alone / modelled,
+                )
+            )
+    return found

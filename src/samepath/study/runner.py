@@ -1,13 +1,12 @@
-"""Trains the runs of a study, side by side on the cores there are.
+"""Trains the runs of a study, side by side on the cores there are, and reads what they left.
 
-In: planned runs. Out: their run folders, each finished, or an error. Guaranteed: a finished run is
-never repeated; one that was stopped or killed goes on from its checkpoint; when the study is
-stopped its runs save first; when it is killed they end with it.
+In: planned runs. Out: their run folders, each finished, or an error; their epochs. Guaranteed: a
+finished run is never repeated; one that was stopped or killed goes on from its checkpoint; when the
+study is stopped its runs save first; when it is killed they end with it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,19 +29,20 @@ from samepath.console import Watcher
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.run.options import Options, made_of_options
 from samepath.engine.run.request import available_workers
+from samepath.engine.state.metrics_log import newest_values, number
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.worker import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.orphans import die_with_launcher
 from samepath.study.opening import Opened, StudyRequest
+from samepath.study.results import Ended, Epoch
 from samepath.threads import threads_of_children
 
 LOOK_SECONDS = 0.5
 SHARING_SECONDS = 20.0
 """A shorter run is over sooner with one worker than several have started."""
 STOP_SECONDS = 30.0
-_TAIL_BYTES = 8192
 ALL = "all runs"
 WORDS = {
     "target": "reached the target",
@@ -276,21 +276,71 @@ def request_for(run: PlannedRun, opened: Opened, request: StudyRequest, workers:
 
 def _progress(study: Path, run: PlannedRun) -> tuple[int, float | None]:
     """Epochs done and the last validation loss, from the end of the run's metrics."""
-    file = study / run.folder / "metrics.jsonl"
     try:
-        with file.open("rb") as lines:
-            lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-            tail = lines.read().decode(errors="replace").splitlines()
+        with (study / run.folder / "metrics.jsonl").open("rb") as file:
+            newest = newest_values(file)
     except OSError:
         return 0, None  # it has not written any yet
-    epochs = 0
-    for line in reversed(tail):
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            continue  # half a line: the first of the tail, or one being written
-        loss = fields.get("valid_loss")
-        epochs = max(epochs, int(fields["epoch"]) + ("epoch_train_loss" in fields))
-        if loss is not None:
-            return epochs, float(loss)
-    return epochs, None
+    loss = newest.get("valid_loss")
+    return newest.get("epochs_done", 0), None if loss is None else number(loss)
+
+
+# ---- what a finished run left
+
+_METRIC = "valid_"
+_ENDED: dict[str, Ended] = {
+    "target": "target",
+    "diverged": "diverged",
+    "stuck": "stuck",
+    "finished": "epochs",
+}
+
+
+def end_of(study: Path, run: PlannedRun) -> tuple[Ended, str]:
+    """How a run ended, and in its own words."""
+    content = RunFolder(study / run.folder).read()
+    return _ENDED[content["status"]], content["result"]["message"]
+
+
+class EpochEnd(NamedTuple):
+    """The end of one epoch of a run."""
+
+    epoch: Epoch
+    """Its time is what it took in the study."""
+    steps: int
+    highest_rate: float
+    measured: dict[str, float] | None
+    """What the strategy had measured after it."""
+
+
+def epochs_of(study: Path, run: PlannedRun) -> list[EpochEnd]:
+    """Read the ends of a run's epochs."""
+    found: list[EpochEnd] = []
+    rate = highest = 0.0
+    steps = 0
+    for line in RunFolder(study / run.folder).read_metrics():
+        if "learning_rate" in line:
+            rate = float(line["learning_rate"])
+            highest = max(highest, rate)
+        elif "measured" in line:
+            found[-1] = found[-1]._replace(measured=line["measured"])
+        elif "epoch_train_loss" in line:
+            train, valid = line["epoch_train_loss"], line.get("valid_loss")
+            epoch = Epoch(
+                epoch=line["epoch"] + 1,
+                steps=line["step"],
+                examples=(line["epoch"] + 1) * run.options.num_examples,
+                seconds=line["seconds"],
+                batch_size=line["batch_size"],
+                learning_rate=rate,
+                train_loss=None if train is None else float(train),
+                valid_loss=None if valid is None else float(valid),
+                metrics={
+                    name.removeprefix(_METRIC): float(value)
+                    for name, value in line.items()
+                    if name.startswith(_METRIC) and name != "valid_loss"
+                },
+            )
+            found.append(EpochEnd(epoch, line["step"] - steps, highest, None))
+            steps, highest = line["step"], 0.0
+    return found

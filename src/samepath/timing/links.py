@@ -45,12 +45,14 @@ class NetworkFacts:
     idle. Known of measured links only."""
 
 
-def _preset(name: str, bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
+def _link(
+    name: str,
+    bytes_per_second: float,
+    latency_seconds: float,
+    how: Literal["preset", "given"] = "preset",
+) -> NetworkFacts:
     return NetworkFacts(
-        name=name,
-        how="preset",
-        bytes_per_second=bytes_per_second,
-        latency_seconds=latency_seconds,
+        name=name, how=how, bytes_per_second=bytes_per_second, latency_seconds=latency_seconds
     )
 
 
@@ -60,15 +62,15 @@ PRESETS: dict[str, NetworkFacts] = {
         # Of every 1538 bytes on the wire (a frame of 1500 with its preamble and gap) TCP carries
         # 1448: 94.1% of 125 MB/s. A message takes some 50 us through two kernels and a switch.
         # The cluster of Cunha et al. 2018.
-        _preset("1GbE", 117e6, 50e-6),
+        _link("1GbE", 117e6, 50e-6),
         # The same share of ten times the rate; cards that wait less before they interrupt.
-        _preset("10GbE", 1.17e9, 25e-6),
+        _link("10GbE", 1.17e9, 25e-6),
         # 92% of 12.5 GB/s: what InfiniBand EDR and RoCE give large messages. 14 us is what NCCL's
         # own model (src/graph/tuning.cc: hwLat, ring, Simple) counts for a step over a network.
-        _preset("100Gb", 11.5e9, 14e-6),
+        _link("100Gb", 11.5e9, 14e-6),
         # NVLink 3 (A100): of 300 GB/s in each direction nccl-tests finds about 230 GB/s; 3.4 us
         # is NCCL's model again, for a step over NVLink.
-        _preset("NVLink", 230e9, 3.4e-6),
+        _link("NVLink", 230e9, 3.4e-6),
     )
 }
 """Links by name: what one worker gets in each direction, and what one message costs."""
@@ -85,8 +87,7 @@ def parse_network(text: str) -> NetworkFacts | Literal["here"]:
     text = text.strip()
     names = {name.lower(): name for name in (*PRESETS, HERE)}
     if text.lower() in names:
-        name = names[text.lower()]
-        return HERE if name == HERE else PRESETS[name]
+        return PRESETS.get(names[text.lower()], HERE)
     if ":" in text or _RATE.fullmatch(text):
         return _given(text)
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
@@ -114,12 +115,8 @@ def _given(text: str) -> NetworkFacts:
     bytes_per_second = _number(text, rate[1]) * base ** _PREFIX[rate[2]] / bits
     if bytes_per_second == 0:
         raise UserError(f"--network {text}: a bandwidth of 0 carries nothing; try {_EXAMPLE}")
-    return NetworkFacts(
-        name=text,
-        how="given",
-        bytes_per_second=bytes_per_second,
-        latency_seconds=_number(text, latency[1]) * _SECONDS[latency[2]],
-    )
+    seconds = _number(text, latency[1]) * _SECONDS[latency[2]]
+    return _link(text, bytes_per_second, seconds, how="given")
 
 
 def _number(text: str, digits: str) -> float:
@@ -199,15 +196,15 @@ def _nested(name: str, *levels: tuple[str, int | None, NetworkFacts]) -> Cluster
 
 # What follows is from data sheets, not measured: a link of one's own is better than any preset.
 # Messages between processes of one computer, through its kernel.
-_LOOPBACK = _preset("loopback", 2e9, 30e-6)
+_LOOPBACK = _link("loopback", 2e9, 30e-6)
 # V100s of a Summit node: NVLink 2 with 50 GB/s between neighbours, of which four fifths.
-_NVLINK2 = _preset("NVLink 2", 40e9, 3.4e-6)
+_NVLINK2 = _link("NVLink 2", 40e9, 3.4e-6)
 # Two EDR ports a node, as two of the "100Gb" preset; a fat tree, so that racks do not count.
-_TWO_EDR = _preset("2 x EDR", 23e9, 14e-6)
+_TWO_EDR = _link("2 x EDR", 23e9, 14e-6)
 # Eight HDR ports a node, each as two of the "100Gb" preset.
-_EIGHT_HDR = _preset("8 x HDR", 184e9, 14e-6)
+_EIGHT_HDR = _link("8 x HDR", 184e9, 14e-6)
 # A rack of forty nodes of 10GbE with four uplinks of 40 Gbit/s: 2.5 times oversubscribed.
-_UPLINKS = _preset("4 x 40GbE", 18.7e9, 35e-6)
+_UPLINKS = _link("4 x 40GbE", 18.7e9, 35e-6)
 
 CLUSTERS: dict[str, Cluster] = {
     cluster.name: cluster
@@ -232,18 +229,16 @@ CLUSTERS: dict[str, Cluster] = {
 def find_cluster(text: str, here: NetworkFacts | None = None) -> Cluster:
     """Find a preset by name, a link such as "940Mbit/s:60us", or "here": the link measured here."""
     text = text.strip()
-    names = {name.lower(): name for name in CLUSTERS}
-    if text.lower() in names:
-        return CLUSTERS[names[text.lower()]]
-    if text.lower() == HERE and here is not None:
-        return flat(here, name=NODE)
+    known = {name.lower(): cluster for name, cluster in CLUSTERS.items()}
+    if here is not None:
+        known[HERE] = flat(here, name=NODE)
+    if text.lower() in known:
+        return known[text.lower()]
     if ":" in text:
-        link = parse_network(text)
-        assert link != HERE
-        return flat(link)
-    known = [*CLUSTERS, *([HERE] if here is not None else [])]
+        return flat(_given(text))
+    names = [*CLUSTERS, *([HERE] if here is not None else [])]
     raise UserError(
-        f"--network {text}: there is no such preset; use one of {', '.join(known)}, or a link you "
+        f"--network {text}: there is no such preset; use one of {', '.join(names)}, or a link you "
         f"measured, such as {_EXAMPLE}"
     )
 

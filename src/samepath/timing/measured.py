@@ -69,25 +69,27 @@ class ClockFacts:
     """What the times of a study are made of."""
 
     network: NetworkFacts
+    """The link that times are modelled for."""
     local: NetworkFacts
-    """The link between two workers of this machine, for predictions of what was measured here."""
+    """The link that workers of this machine use, for predictions of what was measured here."""
     gradient_bytes: int
+    tensor_bytes: tuple[int, ...]
+    tensor_ready: tuple[float, ...]
+    buffer_bytes: int
+    crowding: dict[str, float]
+    """These four as in a MeasuredStep."""
     serial_seconds: float
-    """Of a step: what does not shrink with workers (update, bookkeeping). Measured."""
+    """`update_seconds` of a MeasuredStep."""
     grain_seconds: dict[str, float]
-    """Forward and backward of one grain, by its size. Measured with one worker, alone."""
+    """Median seconds of a grain, by its size, with one worker alone."""
     measured_step_seconds: dict[str, float]
     """By "batch x workers", such as "64x2": a step with that many real workers here."""
     threads: int
     machine: str
     """Processor, cores: where it was measured."""
     grain_size: int
-    """The recipe's."""
     grain_fixed: bool
-    """The model normalises over a grain, so more workers cannot mean finer grains."""
     busy_cores: float
-    """Cores used by other processes while it was measured, at most. Times are those of an idle
-    machine only where enough cores were left."""
 
 
 def step_key(batch_size: int, workers: int) -> str:

@@ -3,20 +3,10 @@
 In: what was measured with one worker, links, and how gradients come together. Out: seconds.
 Guaranteed: no torch and no engine; nothing here is a measurement, and every result says so.
 
-A step: every worker computes its grains one after another; the workers' gradients are reduced over
-the cluster's links; then every worker updates. The next step begins when the last worker has done
-that. Two callers ask for it with what they know:
-
-- `simulate` (advise and simulate) knows the spread of grain times and when each gradient appears.
-  It draws grain times, reduces buckets as they appear, and returns mean and spread of many trials.
-- `Clock` (a study) knows one time for each grain size. It counts the reduction as if nothing of it
-  were hidden behind computing, so that its times are on the slow side:
-
-      T(k) = serial + grains of the busiest worker x grain time + reduction(k)
-
-Both cut a batch with `grains_of`, take grain times from `interpolated` and cost reductions with
-`links.reduction_cost`. A Clock's grain times are those of one worker alone: that workers of one
-computer share its caches and memory is in `simulate` ("crowding") and not in Clock.
+A step: every worker computes its grains one after another; gradients are reduced over the cluster's
+links as they appear; then every worker updates. The next step begins when the last worker has done
+that. `simulate` draws grain times from the spread that was measured and returns mean and spread of
+many trials; a study's `Clock` asks it for one trial with median grain times.
 """
 
 from __future__ import annotations
@@ -32,11 +22,20 @@ from numpy.typing import NDArray
 
 from samepath.errors import UserError
 from samepath.keys import UInt64s, key, keys_for
-from samepath.plan import assign
-from samepath.timing.links import Cluster, flat, reduction_cost, tree_seconds
+from samepath.plan import BUCKET_BYTES, assign
+from samepath.timing.links import (
+    HERE,
+    NODE,
+    Algorithm,
+    Cluster,
+    Cost,
+    flat,
+    reduction_cost,
+    tree_seconds,
+)
 from samepath.timing.measured import ClockFacts, How, MeasuredStep, step_key
-from samepath.timing.policies import Buckets, Exchange, Floats, Policy, run_buckets, run_queue
 
+Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 Scaling: TypeAlias = Literal["strong", "weak"]
 """All workers share one batch; each has a batch of its own."""
@@ -46,9 +45,6 @@ that applies each worker's gradient as it comes."""
 
 LEAST_GRAINS = 50
 """With fewer timed grains the slow tail of their spread is not seen."""
-FORWARD = 1.0 / 3.0
-"""Of a grain's time, where nothing was measured: a backward pass does two products for each one of
-the forward pass."""
 TRIALS = 200
 MOST_AT_ONCE = 1 << 21
 """Grain times drawn in one go, to bound the memory."""
@@ -85,77 +81,7 @@ def interpolated(grain_seconds: Mapping[int, float], sizes: Integers) -> Floats:
     return seconds * np.maximum(sizes / known[-1], 1.0)
 
 
-# ---- asked by a study
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Seconds per step, from what a study measured."""
-
-    facts: ClockFacts
-
-    def step_seconds(
-        self, *, batch_size: int, workers: int, mode: Mode = "synchronous"
-    ) -> tuple[float, How]:
-        """The time of one update, and how it is known: "measured" only where steps were run with
-        that many real workers here.
-
-        `batch_size` is the whole batch of a step; with `asynchronous` it is what each worker
-        computes alone for one update."""
-        measured = self.facts.measured_step_seconds.get(step_key(batch_size, workers))
-        if measured is not None and mode == "synchronous":
-            return measured, "measured"
-        return self.modelled(batch_size=batch_size, workers=workers, mode=mode), "modelled"
-
-    def modelled(self, *, batch_size: int, workers: int, mode: Mode = "synchronous") -> float:
-        """The model's time, also where there is a measured one."""
-        serial = self.facts.serial_seconds
-        if mode == "asynchronous":
-            return self._asynchronous(batch_size, workers)
-        compute = self.compute_seconds(batch_size=batch_size, workers=workers)
-        reduce = self.reduction_seconds(batch_size=batch_size, workers=workers)
-        return serial + (max(compute, reduce) if mode == "stale" else compute + reduce)
-
-    def _asynchronous(self, batch_size: int, workers: int) -> float:
-        """Seconds per update of a parameter server.
-
-        A worker's cycle is: its batch, the gradient there, the update, the weights back. k workers
-        make k updates in one cycle until the server is always busy: it takes one gradient in,
-        updates and sends the weights before it turns to the next."""
-        network = self.facts.network
-        one_way = network.latency_seconds + self.facts.gradient_bytes / network.bytes_per_second
-        server = one_way + self.facts.serial_seconds + one_way
-        cycle = self.compute_seconds(batch_size=batch_size, workers=1) + server
-        return max(cycle / workers, server)
-
-    def grain_size(self, *, batch_size: int, workers: int) -> int:
-        """Examples in a grain at so many workers."""
-        return grain_size_at(
-            batch_size=batch_size,
-            workers=workers,
-            grain_size=self.facts.grain_size,
-            grain_fixed=self.facts.grain_fixed,
-        )
-
-    def compute_seconds(self, *, batch_size: int, workers: int) -> float:
-        """Forward and backward passes of the worker that has most to do."""
-        size = self.grain_size(batch_size=batch_size, workers=workers)
-        sizes, starts = grains_of(batch_size, size, workers)
-        known = {int(size): seconds for size, seconds in self.facts.grain_seconds.items()}
-        return float(np.add.reduceat(interpolated(known, sizes), starts).max())
-
-    def reduction_seconds(self, *, batch_size: int, workers: int) -> float:
-        """Seconds until a batch's gradients are one sum on every worker, over the clock's network.
-
-        It starts when the last grain is done: the engine sends most of it during that grain's
-        backward pass, so this is pessimistic."""
-        num_grains = -(-batch_size // self.grain_size(batch_size=batch_size, workers=workers))
-        busy = min(workers, num_grains)
-        cost = reduction_cost(flat(self.facts.network), busy, "samepath", num_grains=num_grains)
-        return cost(self.facts.gradient_bytes)
-
-
-# ---- asked by advise and simulate
+# ---- a step to be simulated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,11 +192,6 @@ def workload_from(
     )
 
 
-def assumed_ready(num_tensors: int, forward: float = FORWARD) -> tuple[float, ...]:
-    """Ready times where none were measured: evenly over the backward pass."""
-    return tuple(forward + (1.0 - forward) * (i + 1) / num_tensors for i in range(num_tensors))
-
-
 def measured_spread(grain_times: Mapping[int, Sequence[float]]) -> TimeSpread:
     """Factors from the times of grains, by size: each against the median of its size."""
     factors = [
@@ -350,6 +271,190 @@ def uniform(keys: UInt64s) -> Floats:
     return ((keys >> np.uint64(12)).astype(np.float64) + 0.5) * math.ldexp(1.0, -52)
 
 
+# ---- how gradients come together: buckets of a fixed layout, or a queue with a coordinator
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """Buckets of a fixed layout, in a fixed order, each as soon as all workers have it."""
+
+    bucket_bytes: int = BUCKET_BYTES
+    first_bucket_bytes: int | None = None
+    """DDP makes its first bucket small, so that something starts soon."""
+    algorithm: Algorithm = "samepath"
+    overlap: bool = True
+    """Buckets leave during the last grain; else after it."""
+    stale: bool = False
+    """Buckets are those of the step before, and leave when a step begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Horovod's way: workers announce gradients; every cycle a coordinator finds those that all
+    have announced, and they are reduced in fused buffers.
+
+    The defaults are Horovod's before 0.21, those of Gahlot et al. 2020 ("we use default parameters
+    for buffer size and cycle time"); 0.21 made them 1 ms and 128 MiB (pull request 2468).
+    """
+
+    cycle_seconds: float = 5e-3
+    fusion_bytes: int = 64 * MIB
+    message_seconds: float = 0.35e-6
+    """Of the coordinator's time for one announcement: one gradient of one worker. Assumed: Romero
+    et al. 2022 (NSDI) made Horovod twice as fast at 6000 GPUs of Summit by caching announcements;
+    were that ResNet-50's 161 gradients in steps of 0.2 s, it would be about 0.35 us. 0 stands for
+    the cache (pull request 902, 2019), which sends a bit vector instead."""
+    algorithm: Algorithm = "ring"
+    waits: bool = True
+    """The queue's thread reduces by itself (MPI or gloo on CPUs), so no cycle begins meanwhile;
+    False: it only starts reductions (NCCL)."""
+
+
+Policy: TypeAlias = Buckets | Queue
+OURS = Buckets()
+DDP = Buckets(bucket_bytes=25 * MIB, first_bucket_bytes=MIB, algorithm="ring")
+"""torch's DistributedDataParallel with its defaults."""
+
+
+class Exchange(NamedTuple):
+    """One value per trial."""
+
+    finished: Floats
+    """When the last total is there."""
+    busy: Floats
+    """Seconds the link was reducing."""
+    hidden: Floats
+    """Of these, how many while some worker still computed."""
+
+
+def bucket_up(num_bytes: Sequence[int], policy: Buckets) -> tuple[list[int], list[int]]:
+    """The bytes of each bucket and the number of its last gradient, as the engine fills them: a
+    gradient that no longer fits opens the next bucket."""
+    sizes: list[int] = []
+    last: list[int] = []
+    for number, size in enumerate(num_bytes):
+        room = policy.bucket_bytes
+        if len(sizes) == 1 and policy.first_bucket_bytes is not None:
+            room = policy.first_bucket_bytes
+        if not sizes or sizes[-1] + size > room:
+            sizes.append(0)
+            last.append(number)
+        sizes[-1] += size
+        last[-1] = number
+    return sizes, last
+
+
+LANES = 2
+"""gloo has so many threads, each of which sees one exchange to its end."""
+
+
+class _Link:
+    """Reduces one thing after another, in every trial; latencies of LANES of them overlap."""
+
+    def __init__(self, computed: Floats) -> None:
+        self._computed = computed
+        self.free = np.zeros_like(computed)
+        self._lanes = [np.zeros_like(computed)] * LANES
+        self.there = np.zeros_like(computed)
+        self.busy = np.zeros_like(computed)
+        self.hidden = np.zeros_like(computed)
+
+    def reduce(self, ready: Floats, seconds: Floats | float, latency: float = 0.0) -> None:
+        """Reduce as soon as it is ready and the link and a lane are free; nothing where it takes
+        0 s. The total is there a latency later."""
+        taken = np.broadcast_to(seconds, ready.shape)
+        lane = self._lanes[0] if latency else self.free
+        start = np.maximum(np.maximum(ready, self.free), lane)
+        end = start + taken
+        self.free = np.where(taken > 0.0, end, self.free)
+        self._arrive(np.where(taken > 0.0, end + latency, self.there))
+        self.busy = self.busy + taken
+        self.hidden = self.hidden + np.clip(self._computed - start, 0.0, taken)
+
+    def tell(self, seconds: float) -> None:
+        """Something small, after computing: it takes a lane, but not the link."""
+        self._arrive(np.maximum(self._computed, self._lanes[0]) + seconds)
+
+    def _arrive(self, when: Floats) -> None:
+        self._lanes = [*self._lanes[1:], when]
+        self.there = np.maximum(self.there, when)
+
+    def result(self) -> Exchange:
+        return Exchange(np.maximum(self.there, self._computed), self.busy, self.hidden)
+
+
+def run_buckets(
+    ready: Floats,
+    computed: Floats,
+    num_bytes: Sequence[int],
+    cost: Cost,
+    policy: Buckets,
+    *,
+    buffer_bytes: int = 0,
+) -> Exchange:
+    """`ready`: (trials, gradients), rising; `computed`: (trials,), when the slowest is done. Our
+    own engine also adds buffers, and exchanges records, after computing."""
+    link = _Link(computed)
+    for size, last in zip(*bucket_up(num_bytes, policy), strict=True):
+        when = ready[:, last] if policy.overlap else computed
+        if policy.stale:
+            when = np.zeros_like(computed)
+        link.reduce(when, cost.occupied(size), cost.latency_seconds)
+    if policy.algorithm == "samepath":
+        if buffer_bytes:
+            link.reduce(computed, cost.occupied(buffer_bytes), cost.latency_seconds)
+        link.tell(cost.record_seconds)
+    return link.result()
+
+
+def run_queue(
+    ready: Floats,
+    computed: Floats,
+    num_bytes: Sequence[int],
+    cost: Cost,
+    policy: Queue,
+    *,
+    workers: int,
+    agree_seconds: float,
+    phase: Floats,
+) -> Exchange:
+    """Run the queue, as `run_buckets` does buckets. `agree_seconds`: of a round from all workers to
+    the coordinator and back; `phase`: (trials,) in [0, 1), where in a cycle the step begins.
+
+    Cycles in which nothing is ready are passed over at once. An announcement counts in the cycle in
+    which the last worker makes it; in truth those of quick workers are read in earlier ones.
+    """
+    num = len(num_bytes)
+    bytes_before = np.concatenate([[0], np.cumsum(num_bytes)])
+    rows = np.arange(len(computed))
+    link = _Link(computed)
+    idle_cycle = max(policy.cycle_seconds, agree_seconds)
+    now = phase * idle_cycle
+    done = np.zeros(len(computed), np.int64)
+    while (done < num).any():
+        next_ready = ready[rows, np.minimum(done, num - 1)]
+        now = now + idle_cycle * np.ceil(np.maximum(next_ready - now, 0.0) / idle_cycle)
+        found = np.maximum((ready <= now[:, None]).sum(axis=1), done)
+        agreed = now + agree_seconds + policy.message_seconds * workers * (found - done)
+        while (done < found).any():
+            full = np.searchsorted(
+                bytes_before, bytes_before[done] + policy.fusion_bytes, side="right"
+            )
+            upto = np.minimum(np.maximum(full - 1, done + 1), found)
+            size = bytes_before[upto] - bytes_before[done]
+            seconds = cost.fixed_seconds + size * cost.seconds_per_byte
+            link.reduce(agreed, np.where(upto > done, seconds, 0.0), cost.latency_seconds)
+            done = upto
+        free = np.maximum(link.there, agreed) if policy.waits else agreed
+        now = np.maximum(now + policy.cycle_seconds, free)
+    return link.result()
+
+
+# ---- the simulation
+
+
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
     """One number of workers, modelled."""
@@ -406,6 +511,19 @@ def simulate(
     runs, alone = run(1)
     pace = runs.num_examples / float(alone.seconds.mean())
     return tuple(_summary(num, *run(num), pace) for num in workers)
+
+
+def step_seconds(
+    workload: Workload,
+    cluster: Cluster,
+    workers: int,
+    *,
+    policy: Policy = OURS,
+    trials: int = TRIALS,
+) -> float:
+    """Mean seconds of a step that so many workers share."""
+    (point,) = simulate(workload, cluster, [workers], policy=policy, trials=trials)
+    return point.step_seconds
 
 
 class _Steps(NamedTuple):
@@ -491,3 +609,54 @@ def _exchange(
         agree_seconds=tree_seconds(cluster, workers),
         phase=uniform(phases),
     )
+
+
+# ---- asked by a study
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds per step, from what a study measured."""
+
+    facts: ClockFacts
+
+    def step_seconds(
+        self, *, batch_size: int, workers: int, mode: Mode = "synchronous"
+    ) -> tuple[float, How]:
+        """The time of one update, and how it is known: "measured" only where steps were run with
+        that many real workers here.
+
+        `batch_size` is the whole batch of a step; with `asynchronous` it is what each worker
+        computes alone for one update."""
+        measured = self.facts.measured_step_seconds.get(step_key(batch_size, workers))
+        if measured is not None and mode == "synchronous":
+            return measured, "measured"
+        return self.modelled(batch_size=batch_size, workers=workers, mode=mode), "modelled"
+
+    def modelled(self, *, batch_size: int, workers: int, mode: Mode = "synchronous") -> float:
+        """The model's time, also where there is a measured one."""
+        facts, network = self.facts, self.facts.network
+        if mode == "asynchronous":
+            # A worker's cycle: its batch, the gradient there, the update, the weights back. k
+            # workers make k updates in one cycle until the server is always busy: it takes one
+            # gradient in, updates and sends the weights before it turns to the next.
+            there_and_back = 2.0 * (
+                network.latency_seconds + sum(facts.tensor_bytes) / network.bytes_per_second
+            )
+            cycle = self.modelled(batch_size=batch_size, workers=1) + there_and_back
+            return max(cycle / workers, facts.serial_seconds + there_and_back)
+        workload = Workload(
+            name="",
+            batch_size=batch_size,
+            grain_size=min(facts.grain_size, batch_size),
+            grain_fixed=facts.grain_fixed,
+            grain_seconds={int(size): seconds for size, seconds in facts.grain_seconds.items()},
+            serial_seconds=facts.serial_seconds,
+            tensor_bytes=facts.tensor_bytes,
+            tensor_ready=facts.tensor_ready,
+            buffer_bytes=facts.buffer_bytes,
+            crowding={int(count): factor for count, factor in facts.crowding.items()},
+        )
+        cluster = flat(network, name=NODE if network.name == HERE else "machine")
+        policy = Buckets(stale=mode == "stale")
+        return step_seconds(workload, cluster, workers, policy=policy, trials=1)

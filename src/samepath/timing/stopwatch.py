@@ -1,43 +1,352 @@
 """The stopwatch: how long steps, grains, updates and reductions take on workers of this machine.
 
 In: a recipe's options; how many seconds it may take, or which steps to time. Out: a MeasuredStep
-(for advise and simulate) or ClockFacts (for a study). Guaranteed: everything was timed with real
-workers (`stopwatch_worker`); what is compared is compared within a round, in which both had their
-turn; where little could be timed, or other processes used the cores, that is told.
+(for advise and simulate) or ClockFacts (for a study). Guaranteed: times are of the engine's own
+trainer, data and all, on real workers in fresh processes; what is compared (one worker alone, all
+side by side, all together) takes turns, because noise comes and goes; the first steps of everything
+are dropped; nothing diverges (the learning rate is 0); where little could be timed, or other
+processes used the cores, that is told.
+
+A grain's time runs from the end of the grain before it to its own end: loading, augmentation,
+forward, backward, adding up. What a step takes beyond its grains is the update.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from samepath.engine.checks.refuse import OwnHook
+from samepath.engine.comm.collective import Alone, Bucket, Collective
+from samepath.engine.comm.environment import read_place
+from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.engine.launch.launch import launch
+from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, recipe_of, refuse_recipe
 from samepath.engine.run.request import available_workers
+from samepath.engine.run.session import Link, Session, connect, start
+from samepath.engine.run.trainer import Trainer
+from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError
 from samepath.owners import owned_folder
-from samepath.timing.links import HERE, NetworkFacts, Sample, link_of
+from samepath.plan import BUCKET_BYTES, Reduction, reduction
+from samepath.recipe import Recipe
+from samepath.timing.links import HERE, NetworkFacts, Sample, link_of, traffic
 from samepath.timing.measured import ClockFacts, MeasuredStep, step_key
 from samepath.timing.model import LEAST_GRAINS, grain_size_at
-from samepath.timing.stopwatch_worker import (
-    Circumstance,
-    Steps,
-    StepShape,
-    TimingJob,
-    Turn,
-    time_on_worker,
-)
+
+WARM_UP = 2
+"""Steps dropped at the start of everything: memory, kernels and optimizer state are set up."""
+LEAST_ROUNDS, MOST_ROUNDS = 2, 8
+"""Everything has so many turns."""
+MOST_STEPS = 1000
+"""In one turn."""
+PATIENCE = 3.0
+"""What cannot be timed in so many times the seconds asked for is refused."""
+
+Circumstance: TypeAlias = Literal["alone", "ready", "beside", "together"]
+"""The first worker computes and the others wait; the same, and it looks when each gradient is
+there; each computes by itself; all share each batch."""
+
+
+class Turn(NamedTuple):
+    """A kind of step, timed in one go."""
+
+    how: Circumstance
+    batch_size: int
+    grain_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingJob:
+    """What workers are told to time."""
+
+    options: Options
+    turns: Mapping[Turn, float]
+    """Each with the seconds to spend on it."""
+    folder: Path
+    """Where each worker leaves what it found."""
+    least_steps: int = 1
+    """Of each turn, however long they take."""
+    asked_seconds: float | None = None
+    """For everything, as a person asked: what is far too slow for them is refused. None: it is
+    timed, however long it takes."""
+    reductions: int = 0
+    """To time of each size, over both links (two workers only)."""
+    link: Link | None = None
+    """Of workers that share batches; None: what they would use."""
+
+
+class Steps(NamedTuple):
+    """Some steps of one kind."""
+
+    steps: list[float]
+    """Seconds of each."""
+    grains: list[list[float]]
+    """For each step the seconds of its grains, without the first (it begins with the step) and a
+    short last one."""
+
+
+# ---- what one worker times
+
+
+def time_on_worker(job: TimingJob) -> None:
+    """Run one worker from start to end."""
+    options = job.options
+    # two processes cannot share one GPU in NCCL
+    device = "cpu" if not job.turns and torch.cuda.device_count() < 2 else None
+    with start(seed=options.seed, threads=options.threads, link=job.link, device=device) as session:
+        busy = BusyCores()
+        network = connect(read_place(os.environ), session.device, link="network")
+        bench = Bench(job, session, network)
+        found: dict[str, Any] = {"turns": bench.go(), "ready": bench.ready}
+        found["others"] = busy.others(session.collective)
+        found["device"] = session.device.type
+        if job.reductions:
+            found["links"] = {
+                "shared": isinstance(session.collective, SharedMemory),
+                "local": time_reductions(session.collective, job.reductions),
+                "network": time_reductions(network, job.reductions),
+            }
+        (job.folder / f"worker-{session.worker}.json").write_text(json.dumps(found))
+
+
+class Bench:
+    """One worker's trainers, and their turns."""
+
+    def __init__(self, job: TimingJob, session: Session, network: Collective) -> None:
+        self._job = job
+        self._session = session
+        self._network = network
+        """A worker that waits here sleeps; in shared memory it would look again and again."""
+        self._alone = Session(Alone(session.device), seed=job.options.seed)
+        self._trainers: dict[Turn, Trainer] = {}
+        self._shares: dict[Turn, Iterator[WorkerBatch]] = {}
+        recipe = recipe_of(job.options) if job.turns else None
+        for turn in job.turns:
+            assert recipe is not None
+            self._trainers[turn] = trainer = self._trainer(recipe, turn)
+            self._shares[turn] = trainer.stream(trainer.source(recipe.train), 0, 1 << 40)
+        self.ready: dict[str, list[float]] = {}
+        """By parameter: when its gradient was there, as a part of the grain's time."""
+
+    def _trainer(self, recipe: Recipe, turn: Turn) -> Trainer:
+        """Trainers of one worker by itself share a model and an optimizer: memory is not free."""
+        session = self._session if turn.how == "together" else self._alone
+        batch, grain = turn.batch_size, turn.grain_size
+        for known in self._trainers.values():
+            if known.collective is session.collective:
+                settings = replace(known.settings, batch_size=batch, grain_size=grain)
+                what = (known.model, known.optimizer, known.loss, settings, known.schedule)
+                return Trainer(known.collective, *what)
+        trainer = make_trainer(
+            recipe,
+            replace(self._job.options, batch_size=batch, grain_size=grain, exact=True),
+            session,
+            follow_speed=False,  # what is timed are even shares
+        )
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = 0.0  # an update takes as long, and no batch size makes it diverge
+        return trainer
+
+    def go(self) -> list[list[Steps]]:
+        """Run all turns; returns for each what every round found."""
+        turns = list(self._job.turns)
+        once = [self._turn(turn, WARM_UP + 1).steps[WARM_UP:] for turn in turns]
+        rounds, counts = self._agree(plan_rounds([sum(seconds) for seconds in once], self._job))
+        self.ready.clear()
+        found: list[list[Steps]] = [[] for _ in turns]
+        for number in range(rounds):
+            places = range(len(turns))
+            for place in places if number % 2 == 0 else reversed(places):
+                found[place].append(self._turn(turns[place], counts[place]))
+        return found
+
+    def _agree(self, plan: tuple[int, list[int]]) -> tuple[int, list[int]]:
+        """The first worker's plan: it alone has timed everything."""
+        mine = np.array([plan[0], *plan[1]], np.int64)
+        rounds, *counts = self._network.gather_rows(mine)[0].tolist()
+        return rounds, counts
+
+    def _turn(self, turn: Turn, count: int) -> Steps:
+        """Time so many full steps, which all workers begin at once."""
+        trainer, shares = self._trainers[turn], self._shares[turn]
+        self._network.agree(True)
+        found = Steps([], [])
+        if turn.how in ("alone", "ready") and not self._session.is_first:
+            return found
+        ends: list[float] = []
+        whole = turn.batch_size // turn.grain_size
+        with self._looking(turn, trainer, ends):
+            while len(found.steps) < count:
+                share = next(shares)
+                ends.clear()
+                began = self._now()
+                trainer.step(share)
+                if len(share.batch.examples) == turn.batch_size:  # an epoch's last is short
+                    found.steps.append(self._now() - began)
+                    found.grains.append(np.diff(ends[:whole]).tolist())
+        return found
+
+    @contextmanager
+    def _looking(self, turn: Turn, trainer: Trainer, ends: list[float]) -> Iterator[None]:
+        """Note when each grain ends, unless whole steps are timed; for "ready", also when each
+        gradient is there, in all grains but a step's first."""
+        if turn.how == "together":
+            yield
+            return
+        names = {id(p): name for name, p in trainer.model.named_parameters() if p.requires_grad}
+        there: dict[str, float] = {}
+
+        def note(parameter: Tensor) -> None:
+            there[names[id(parameter)]] = self._now()
+
+        def done(end: float) -> None:
+            for name, when in there.items() if ends else ():
+                self.ready.setdefault(name, []).append((when - ends[-1]) / (end - ends[-1]))
+            there.clear()
+
+        def watch(point: str, grain: int, value: Any) -> None:
+            if point == "done":
+                end = self._now()
+                done(end)
+                ends.append(end)
+
+        handles = [
+            parameter.register_post_accumulate_grad_hook(OwnHook(note))
+            for parameter in trainer.model.parameters()
+            if parameter.requires_grad and turn.how == "ready"
+        ]
+        before, trainer.watch = trainer.watch, watch
+        try:
+            yield
+        finally:
+            trainer.watch = before
+            for handle in handles:
+                handle.remove()
+
+    def _now(self) -> float:
+        """The time when all that was asked of the device is done."""
+        if self._session.device.type == "cuda":
+            torch.cuda.synchronize(self._session.device)
+        return time.perf_counter()
+
+
+def plan_rounds(once: Sequence[float], job: TimingJob) -> tuple[int, list[int]]:
+    """How many rounds, and steps of each turn in one, fill the seconds; `once` is what one step of
+    each takes."""
+    whole, seconds = sum(once), sum(job.turns.values())
+    if job.asked_seconds is not None and whole * LEAST_ROUNDS > PATIENCE * seconds:
+        needed = whole * LEAST_ROUNDS / seconds * job.asked_seconds
+        raise UserError(
+            f"{job.options.recipe} is too slow to be timed in {job.asked_seconds:g} s: one step of "
+            f"each kind takes {whole:.1f} s here; give --seconds {math.ceil(needed)}"
+        )
+    rounds = min(max(round(seconds / max(whole, 1e-9)), LEAST_ROUNDS), MOST_ROUNDS)
+    least = math.ceil(job.least_steps / rounds)
+    return rounds, [
+        min(max(math.floor(given / rounds / max(taken, 1e-9)), least), MOST_STEPS)
+        for given, taken in zip(job.turns.values(), once, strict=True)
+    ]
+
+
+# ---- what other processes do meanwhile
+
+
+class BusyCores:
+    """Counts the cores that other processes use, from its making to `others`."""
+
+    def __init__(self) -> None:
+        self._start = (time.perf_counter(), _busy_seconds(), time.process_time())
+
+    def others(self, collective: Collective) -> float:
+        """What all cores did beyond what these workers did (their loader processes are others)."""
+        now = (time.perf_counter(), _busy_seconds(), time.process_time())
+        elapsed, busy, mine = (b - a for a, b in zip(self._start, now, strict=True))
+        ours = float(collective.gather_rows(np.array([mine])).sum())
+        return max(busy - ours, 0.0) / elapsed
+
+
+def _busy_seconds() -> float:
+    """Busy seconds of all cores since the start, as Linux counts them (`man 5 proc_stat`); 0
+    elsewhere."""
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _idle, _waiting, *interrupts = file.readline().split()[1:8]
+    except OSError:
+        return 0.0
+    return sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
+
+
+# ---- reductions
+
+SIZES = tuple(1 << power for power in (14, 16, 18, 20, 22, 24))
+"""Bytes of gradients."""
+REDUCED_GRAINS = (2, 6)
+"""Two workers with one sum each (a plain all-reduce), and with two each (all_to_all)."""
+DROPPED = 3
+"""Reductions of each size that are not counted."""
+
+
+def time_reductions(collective: Collective, repeats: int) -> list[Sample]:
+    """Median seconds of reductions of several sizes between two workers (run by both)."""
+    kinds = [(reduction(grains, 2), traffic(2, grains)) for grains in REDUCED_GRAINS]
+    cases = [(how, what, size, _buckets(collective, size)) for how, what in kinds for size in SIZES]
+    times: list[list[tuple[float, float]]] = [[] for _ in cases]
+    for _ in range(DROPPED + repeats):  # all cases in turn: noise comes and goes
+        for case, (how, _, _, buckets) in enumerate(cases):
+            times[case].append(_reduce_once(collective, how, buckets))
+    return [
+        Sample(
+            what.rounds,
+            what.gradients * size,
+            *map(statistics.median, zip(*taken[DROPPED:], strict=True)),
+        )
+        for (_, what, size, _), taken in zip(cases, times, strict=True)
+    ]
+
+
+def _buckets(collective: Collective, size: int) -> list[Bucket]:
+    """Room for so many bytes, in buckets as the engine fills them."""
+    lengths = [min(BUCKET_BYTES, size - first) // 4 for first in range(0, size, BUCKET_BYTES)]
+    return [collective.bucket(length, torch.float32, exact=True) for length in lengths]
+
+
+def _reduce_once(
+    collective: Collective, how: Reduction, buckets: Sequence[Bucket]
+) -> tuple[float, float]:
+    """Seconds one reduction takes, and seconds of this worker's cores."""
+    for bucket in buckets:
+        bucket.begin(how)
+        bucket.rows.fill_(1.0)  # other workers' caches do not have it yet, as after a backward pass
+    collective.agree(True)  # both are ready
+    began, cores = time.perf_counter(), time.process_time()
+    for bucket in buckets:
+        bucket.launch()
+    for bucket in buckets:
+        bucket.add_chunk()
+    for bucket in buckets:
+        bucket.finish()
+    if collective.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, time.process_time() - cores
+
+
+# ---- what several workers found
 
 LEAST_SECONDS = 2.0
 LEAST_REDUCTIONS, MOST_REDUCTIONS = 5, 15
@@ -76,24 +385,40 @@ class Launched:
     def network(self) -> NetworkFacts:
         return link_of([Sample(*sample) for sample in self.links["network"]], "loopback")
 
+    def _grains(self, how: Circumstance, grain_size: int) -> list[list[list[float]]]:
+        """Times of grains of this size: by worker and turn, those of each round. Where the data is
+        too small for a step of two grains, the steps count as grains."""
+        found = [
+            rounds
+            for turn, workers in self.turns.items()
+            if turn.how == how and turn.grain_size == grain_size
+            for rounds in workers
+        ]
+        several = any(any(steps.grains) for rounds in found for steps in rounds)
+        return [
+            [list(itertools.chain(*steps.grains)) if several else steps.steps for steps in rounds]
+            for rounds in found
+        ]
+
     def grain_times(self) -> dict[str, tuple[float, ...]]:
         """Times of grains of the first worker alone, by size."""
-        found: dict[int, list[float]] = {}
-        for turn, workers in self.turns.items():
-            if turn.how == "alone":
-                times = found.setdefault(turn.shape.grain_size, [])
-                times += [time for steps in workers[0] for step in steps.grains for time in step]
-        return {str(size): tuple(times) for size, times in sorted(found.items()) if times}
+        chain = itertools.chain.from_iterable
+        sizes = sorted({turn.grain_size for turn in self.turns if turn.how == "alone"})
+        return {
+            str(size): times
+            for size in sizes
+            if (times := tuple(chain(chain(self._grains("alone", size)))))
+        }
 
     def update_seconds(self, grain_size: int) -> float:
         """What steps of this grain size took beyond as many grains of the mean length."""
         beyond = [
             step - statistics.fmean(grains) * (len(grains) + 1)
             for turn, workers in self.turns.items()
-            if turn.how == "alone" and turn.shape.grain_size == grain_size
+            if turn.how == "alone" and turn.grain_size == grain_size
             for steps in workers[0]
             for step, grains in zip(*steps, strict=True)
-            if grains
+            if grains and turn.batch_size % grain_size == 0
         ]
         return max(statistics.median(beyond), 0.0) if beyond else 0.0
 
@@ -105,25 +430,17 @@ class Launched:
 
     def _by_round(self, how: Circumstance, grain_size: int) -> list[float]:
         """Take for each round the median time of a grain, and the mean of that over the workers."""
-        found: list[list[float]] = []
-        for turn, workers in self.turns.items():
-            if turn.how != how or turn.shape.grain_size != grain_size:
-                continue
-            for rounds in workers:
-                grains = [[time for s in steps.grains for time in s] for steps in rounds]
-                if all(grains):
-                    found.append([statistics.median(times) for times in grains])
+        found = [
+            [statistics.median(times) for times in rounds]
+            for rounds in self._grains(how, grain_size)
+            if all(rounds)
+        ]
         return [statistics.fmean(times) for times in zip(*found, strict=True)]
 
-    def steps_of(self, how: Circumstance, batch_size: int) -> list[float]:
-        """Seconds of all steps with this batch, as the first worker timed them."""
-        return [
-            seconds
-            for turn, workers in self.turns.items()
-            if turn.how == how and turn.shape.batch_size == batch_size
-            for steps in workers[0]
-            for seconds in steps.steps
-        ]
+    def steps_of(self, turn: Turn) -> list[float]:
+        """Seconds of all steps of a turn, as the first worker timed them."""
+        rounds, *_ = self.turns.get(turn, [[]])
+        return [seconds for steps in rounds for seconds in steps.steps]
 
     def tensors(self, model: nn.Module) -> dict[str, Any]:
         """Names, bytes and ready times of the gradients, in the order in which they come. One that
@@ -142,9 +459,16 @@ class Launched:
         }
 
 
-def run_turns(options: Options, workers: int, turns: Mapping[Turn, float], **job: Any) -> Launched:
+def run_turns(
+    options: Options,
+    workers: int,
+    turns: Mapping[Turn, float],
+    tell: Tell = lambda _: None,
+    **job: Any,
+) -> Launched:
     """Time turns, each for so many seconds, on workers of this machine; further words are those of
     `TimingJob`."""
+    tell(f"timing {options.recipe} on {workers} {'worker' if workers == 1 else 'workers'}")
     with owned_folder("stopwatch-") as folder:
         told = TimingJob(options=options, turns=dict(turns), folder=Path(folder), **job)
         launch(time_on_worker, (told,), workers)
@@ -153,9 +477,7 @@ def run_turns(options: Options, workers: int, turns: Mapping[Turn, float], **job
 
 def read_turns(folder: Path, turns: Iterable[Turn], workers: int) -> Launched:
     """What so many workers left in a folder."""
-    found = [
-        json.loads((folder / f"worker-{worker}.json").read_text()) for worker in range(workers)
-    ]
+    found = [json.loads((folder / f"worker-{n}.json").read_text()) for n in range(workers)]
     first = found[0]
     return Launched(
         turns={
@@ -185,29 +507,30 @@ def measure_step(options: Options, *, seconds: float = 30.0, tell: Tell) -> Meas
     for workers in counts:
         alone = sizes_to_time(options, fixed=fixed) if workers == counts[0] else ()
         turns = turns_for(options, workers, alone, fixed=fixed)
-        _tell_workers(tell, options, workers)
         apart[workers] = run_turns(
             options,
             workers,
             shared_seconds(turns, 0.6 * seconds / len(counts), options.grain_size),
+            tell,
             asked_seconds=seconds,
             reductions=repeats if workers == 2 else 0,
         )
-    links = apart.get(2) or run_turns(options, 2, {}, reductions=repeats)
-    found = assemble(options, apart, links)
+    found = assemble(options, apart)
     for doubt in doubts(found):
         tell(doubt)
     return found
 
 
-def assemble(options: Options, apart: Mapping[int, Launched], links: Launched) -> MeasuredStep:
-    """A measured step from what each number of workers found; the fewest timed the grains."""
+def assemble(options: Options, apart: Mapping[int, Launched]) -> MeasuredStep:
+    """A measured step from what each number of workers found; the fewest timed the grains. Where
+    no two were started, reductions are timed now."""
     model = recipe_of(options).model()
+    fixed = normalises_over_grains(model)
     first = apart[min(apart)]
-    steps = {1: first.steps_of("alone", options.batch_size)} | {
-        workers: launched.steps_of("together", options.batch_size)
-        for workers, launched in apart.items()
-        if workers > 1
+    links = apart.get(2) or run_turns(options, 2, {}, reductions=MOST_REDUCTIONS)
+    steps = {
+        workers: launched.steps_of(whole_step(options, options.batch_size, workers, fixed=fixed))
+        for workers, launched in {1: first, **apart}.items()
     }
     return MeasuredStep(
         recipe=options.recipe,
@@ -217,7 +540,7 @@ def assemble(options: Options, apart: Mapping[int, Launched], links: Launched) -
         threads=options.threads,
         batch_size=options.batch_size,
         grain_size=options.grain_size,
-        grain_fixed=normalises_over_grains(model),
+        grain_fixed=fixed,
         num_examples=options.num_examples,
         grain_times=first.grain_times(),
         update_seconds=first.update_seconds(options.grain_size),
@@ -248,10 +571,11 @@ def side_by_side_counts(cores: int) -> list[int]:
 
 def sizes_to_time(options: Options, *, fixed: bool) -> list[int]:
     """Grain sizes: powers of two up to the recipe's, that one, and its doubles up to the batch."""
-    sizes = grain_sizes(options.grain_size, fixed=fixed)
+    sizes = [options.grain_size]
     while not fixed and 2 * sizes[-1] <= options.batch_size:
         sizes.append(2 * sizes[-1])
-    return sizes
+    smaller = [] if fixed else [1 << power for power in range((sizes[0] - 1).bit_length())]
+    return smaller + sizes
 
 
 def turns_for(
@@ -260,25 +584,33 @@ def turns_for(
     """What is timed with so many workers; grains of all these sizes with one of them alone."""
     batch, grain, examples = options.batch_size, options.grain_size, options.num_examples
 
-    def some(size: int) -> StepShape:
-        return StepShape(min(GRAINS, max(examples // size, 1)) * size, size)
+    def some(how: Circumstance, size: int) -> Turn:
+        return Turn(how, min(GRAINS, max(examples // size, 1)) * size, size)
 
-    several = batch >= 2 * grain
-    turns = [Turn("alone", StepShape(batch, grain))]
-    turns += [Turn("alone", some(size)) for size in sizes if not (size == grain and several)]
+    turns = [whole_step(options, batch, 1, fixed=fixed)]
+    turns += [some("alone", size) for size in sizes if size != grain]
+    if batch < 2 * grain or batch % grain:  # a grain's time needs a whole one before it
+        turns.append(some("alone", grain))
     if sizes:
-        turns.append(Turn("ready", some(grain)))
+        turns.append(some("ready", grain))
     if workers > 1:
-        turns.append(Turn("beside", some(grain)))
-        size = grain_size_at(batch_size=batch, workers=workers, grain_size=grain, grain_fixed=fixed)
-        if workers <= -(-batch // size):
-            turns.append(Turn("together", StepShape(batch, size)))
+        turns.append(some("beside", grain))
+        together = whole_step(options, batch, workers, fixed=fixed)
+        if workers <= -(-batch // together.grain_size):
+            turns.append(together)
     return tuple(dict.fromkeys(turns))
+
+
+def whole_step(options: Options, batch: int, workers: int, *, fixed: bool) -> Turn:
+    """The step of a batch that so many workers share."""
+    grain = options.grain_size
+    size = grain_size_at(batch_size=batch, workers=workers, grain_size=grain, grain_fixed=fixed)
+    return Turn("together" if workers > 1 else "alone", batch, size)
 
 
 def shared_seconds(turns: Sequence[Turn], seconds: float, grain_size: int) -> dict[Turn, float]:
     """Seconds for each turn; the recipe's own grain size matters most."""
-    parts = [2 if turn.shape.grain_size == grain_size else 1 for turn in turns]
+    parts = [2 if turn.grain_size == grain_size else 1 for turn in turns]
     return {turn: part * seconds / sum(parts) for turn, part in zip(turns, parts, strict=True)}
 
 
@@ -310,20 +642,14 @@ def crowded_words(busy_cores: float, needed_cores: int) -> list[str]:
     ]
 
 
-def _tell_workers(tell: Tell, options: Options, workers: int) -> None:
-    tell(f"timing {options.recipe} on {workers} {'worker' if workers == 1 else 'workers'}")
-
-
 # ---- for a study
 
 PASSES = 2
-"""Each number of workers is started this often, in turn."""
+"""Each number of workers is started this often, in turn: what is compared must not drift apart."""
 STEP_SECONDS, LEAST_STEPS = 2.0, 8
 """For each step asked for: at least so long, and so many steps."""
-GRAIN_SECONDS, MOST_GRAIN_SECONDS = 10.0, 1.0
-"""For all sizes and numbers of grains together, and for one of them."""
-MANY_GRAINS, FEW_GRAINS = (1, 2, 4, 8), (1, 4)
-"""Numbers of grains that a line is put through: of the recipe's size, and of smaller ones."""
+GRAIN_SECONDS = 10.0
+"""For all that is timed with one worker alone to take a step apart."""
 
 
 def measure_clock(
@@ -333,103 +659,74 @@ def measure_clock(
     network: NetworkFacts | Literal["here"],
     tell: Tell,
 ) -> ClockFacts:
-    """Time grains, updates and the given steps, (batch size, workers), on this machine.
+    """Take a step apart and time the given steps, (batch size, workers), on this machine.
 
     Steps that do not fit here (more workers than there are cores or GPUs, or grains; a batch larger
     than the data) are left to the model."""
-    model = recipe_of(options).model()
-    fixed = normalises_over_grains(model)
-    grain, examples = options.grain_size, options.num_examples
-    grain_shapes = [
-        StepShape(number * size, size)
-        for size in grain_sizes(grain, fixed=fixed)
-        for number in (MANY_GRAINS if size == grain else FEW_GRAINS)
-        if number * size <= examples
-    ]
-    each = min(GRAIN_SECONDS / len(grain_shapes), MOST_GRAIN_SECONDS)
-    wanted: dict[int, dict[StepShape, float]] = {1: dict.fromkeys(grain_shapes, each)}
-    fitting: dict[tuple[int, int], StepShape] = {}
+    fixed = normalises_over_grains(recipe_of(options).model())
+    alone = turns_for(options, 1, sizes_to_time(options, fixed=fixed), fixed=fixed)
+    wanted = {1: shared_seconds(alone, GRAIN_SECONDS, options.grain_size)}
+    fitting: dict[tuple[int, int], Turn] = {}
     for batch, workers in steps:
-        size = grain_size_at(batch_size=batch, workers=workers, grain_size=grain, grain_fixed=fixed)
-        if workers <= min(available_workers(), -(-batch // size)) and batch <= examples:
-            fitting[batch, workers] = shape = StepShape(batch, size)
-            wanted.setdefault(workers, {})[shape] = STEP_SECONDS
-    times: dict[tuple[int, StepShape], list[float]] = {}
-    busy = 0.0
-    for _ in range(PASSES):
-        for workers, shapes in sorted(wanted.items()):
-            _tell_workers(tell, options, workers)
-            found = run_turns(
+        turn = whole_step(options, batch, workers, fixed=fixed)
+        room = min(available_workers(), -(-batch // turn.grain_size))
+        if workers <= room and batch <= options.num_examples:
+            fitting[batch, workers] = turn
+            others = turns_for(options, workers, (), fixed=fixed)
+            wanted.setdefault(workers, dict.fromkeys(others, STEP_SECONDS))[turn] = STEP_SECONDS
+    passes = [
+        {
+            workers: run_turns(
                 options,
                 workers,
-                {Turn("together", shape): given / PASSES for shape, given in shapes.items()},
+                {turn: seconds / PASSES for turn, seconds in wanted[workers].items()},
+                tell,
                 least_steps=-(-LEAST_STEPS // PASSES),
+                reductions=MOST_REDUCTIONS if workers == 2 else 0,
             )
-            busy = max(busy, found.busy_cores)
-            for turn, (first, *_) in found.turns.items():
-                taken = times.setdefault((workers, turn.shape), [])
-                taken += [seconds for steps_ in first for seconds in steps_.steps]
-    for words in crowded_words(busy, max(wanted) * options.threads):
+            for workers in sorted(wanted)
+        }
+        for _ in range(PASSES)
+    ]
+    apart = {workers: joined([each[workers] for each in passes]) for workers in wanted}
+    step = assemble(options, apart)
+    for words in crowded_words(step.busy_cores, max(wanted) * options.threads):
         tell(words)
-    tell("measuring the link between two workers of this machine")
-    local = measure_network(options)
-    medians = {which: statistics.median(seconds) for which, seconds in times.items()}
-    serial_seconds, grain_seconds = fit_steps({shape: medians[1, shape] for shape in grain_shapes})
     return ClockFacts(
-        network=local if network == HERE else network,
-        local=local,
-        gradient_bytes=sum(
-            p.numel() * p.element_size() for p in model.parameters() if p.requires_grad
-        ),
-        serial_seconds=serial_seconds,
-        grain_seconds={str(size): seconds for size, seconds in grain_seconds.items()},
+        network=step.local if network == HERE else network,
+        local=step.local,
+        gradient_bytes=sum(step.tensor_bytes),
+        tensor_bytes=step.tensor_bytes,
+        tensor_ready=step.tensor_ready,
+        buffer_bytes=step.buffer_bytes,
+        crowding=step.crowding,
+        serial_seconds=step.update_seconds,
+        grain_seconds={size: statistics.median(times) for size, times in step.grain_times.items()},
         measured_step_seconds={
-            step_key(batch, workers): medians[workers, shape]
-            for (batch, workers), shape in fitting.items()
+            step_key(batch, workers): statistics.median(apart[workers].steps_of(turn))
+            for (batch, workers), turn in fitting.items()
         },
         threads=options.threads,
-        machine=machine(),
-        grain_size=grain,
+        machine=step.machine,
+        grain_size=options.grain_size,
         grain_fixed=fixed,
-        busy_cores=busy,
+        busy_cores=step.busy_cores,
     )
 
 
-def measure_network(options: Options) -> NetworkFacts:
-    """The link between two workers of this machine, through the engine's network collective (gloo
-    over the loopback; NCCL between GPUs)."""
-    return replace(run_turns(options, 2, {}, reductions=MOST_REDUCTIONS).network, name=HERE)
-
-
-def fit_steps(step_seconds: Mapping[StepShape, float]) -> tuple[float, dict[int, float]]:
-    """Serial seconds, and grain seconds by grain size, from steps of n whole grains of each size:
-    step = serial + n * grain. Neither is ever negative.
-
-    For every size a line through its steps (Theil and Sen: the median of the slopes of all pairs,
-    which one bad time cannot move far); the serial part is the median of the lines' intercepts,
-    and what it leaves of the steps is the grains'. Where no size has two numbers of grains there is
-    no line, and everything counts as grains.
-    """
-    by_size: dict[int, list[tuple[int, float]]] = {}
-    for shape, seconds in step_seconds.items():
-        number, rest = divmod(shape.batch_size, shape.grain_size)
-        assert rest == 0, "a short grain would count as a whole one"
-        by_size.setdefault(shape.grain_size, []).append((number, seconds))
-    intercepts = [_intercept(points) for points in by_size.values() if len(points) > 1]
-    shortest = min(step_seconds.values())
-    serial = min(max(statistics.median(intercepts), 0.0), shortest) if intercepts else 0.0
-    return serial, {
-        size: statistics.median((seconds - serial) / number for number, seconds in points)
-        for size, points in sorted(by_size.items())
-    }
-
-
-def _intercept(points: Sequence[tuple[int, float]]) -> float:
-    slope = statistics.median(
-        (later - seconds) / (more - number)
-        for (number, seconds), (more, later) in itertools.combinations(points, 2)
+def joined(passes: Sequence[Launched]) -> Launched:
+    """What the same number of workers found when it was started several times."""
+    return replace(
+        passes[0],
+        turns={
+            turn: [
+                list(itertools.chain(*rounds))
+                for rounds in zip(*(each.turns[turn] for each in passes), strict=True)
+            ]
+            for turn in passes[0].turns
+        },
+        busy_cores=max(each.busy_cores for each in passes),
     )
-    return statistics.median(seconds - slope * number for number, seconds in points)
 
 
 # ---- the recipe and the machine
@@ -438,12 +735,6 @@ def _intercept(points: Sequence[tuple[int, float]]) -> float:
 def normalises_over_grains(model: nn.Module) -> bool:
     """True for models with batch norm, whose statistics are those of a grain."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-
-
-def grain_sizes(grain_size: int, *, fixed: bool) -> list[int]:
-    """Sizes to time: powers of two below the recipe's, and that one."""
-    smaller = [] if fixed else [1 << power for power in range((grain_size - 1).bit_length())]
-    return [*smaller, grain_size]
 
 
 def machine() -> str:

@@ -7,14 +7,12 @@ taken for a huge one: it is the file that refutes the claim, not the size of the
 from __future__ import annotations
 
 import ast
-import bz2
 import copy
 import gzip
 import io
 import json
 import os
 import struct
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -35,13 +33,11 @@ from samepath.curation.folder import Pictures
 from samepath.curation.folder import read_arrays as read_stage
 from samepath.data.content import fingerprint_path
 from samepath.data.formats import cifar10
-from samepath.data.formats.cubes import make_cubes
-from samepath.data.formats.cutting import CubeSettings
-from samepath.data.formats.images import ImageProblem, read_image, simpleitk
+from samepath.data.formats.images import ImageProblem, as_image, read_image, simpleitk
+from samepath.data.formats.listing import typed
 from samepath.data.formats.numpy_files import read_arrays
-from samepath.data.formats.scan_folders import read_annotations
-from samepath.data.formats.tables import typed
-from samepath.data.formats.volumes import load_volumes
+from samepath.data.formats.scans import CubeSettings, read_annotations
+from samepath.data.formats.volumes import load_volumes, make_cubes
 from samepath.data.keep_list import read_keep_list
 from samepath.engine.state import checkpoint
 from samepath.engine.state.state import State
@@ -88,25 +84,12 @@ CONTENTS = {
 }
 
 
-def put_pipe(file: Path) -> None:
-    os.mkfifo(file)
-
-
-def put_loop(file: Path) -> None:
-    file.symlink_to(file.name)
-
-
-def put_forbidden(file: Path) -> None:
-    file.write_bytes(b"x")
-    file.chmod(0)
-
-
 PLACED: dict[str, Callable[[Path], Any]] = {
-    "pipe": put_pipe,
+    "pipe": os.mkfifo,
     "folder": Path.mkdir,
-    "loop": put_loop,
+    "loop": lambda file: file.symlink_to(file.name),
     "device": lambda file: file.symlink_to("/dev/zero"),
-    "forbidden": put_forbidden,
+    "forbidden": lambda file: file.touch(mode=0),
     "absent": lambda file: None,
     **dict.fromkeys(CONTENTS, Path.touch),
 }
@@ -135,9 +118,8 @@ def test_no_reader_trusts_its_file(
                 continue  # some files may be absent or empty
             except reader.raises as error:
                 said = str(error)
-        assert said, how
+        assert 0 < len(said) < 2000, how
         assert "\n" not in said, how
-        assert len(said) < 2000, how
 
 
 @contextmanager
@@ -158,6 +140,7 @@ def as_nobody(folder: Path, needed: bool) -> Iterator[None]:
 
 # ---- scans
 
+ANNOTATIONS = "seriesuid,coordX,coordY,coordZ,diameter_mm\na,{x},1,1,5\n"
 HEADER = """ObjectType = Image
 NDims = 3
 DimSize = {size}
@@ -167,22 +150,12 @@ ElementType = MET_SHORT
 """
 
 
-def write_scan(
-    folder: Path,
-    *,
-    size: str = "4 5 6",
-    spacing: str = "1 1 1",
-    more: str = "",
-    data: str = "a.raw",
-    content: bytes | None = None,
-) -> Path:
+def write_scan(folder: Path, content: bytes = bytes(240), **changes: str) -> Path:
     """A scan of zeros with a nodule in it."""
-    (folder / "annotations.csv").write_text(
-        "seriesuid,coordX,coordY,coordZ,diameter_mm\na,1,1,1,5\n"
-    )
-    header = HEADER.format(size=size, spacing=spacing, more=more, data=data)
-    (folder / "a.mhd").write_text(header)
-    (folder / "a.raw").write_bytes(bytes(240) if content is None else content)
+    given = {"size": "4 5 6", "spacing": "1 1 1", "more": "", "data": "a.raw"} | changes
+    (folder / "annotations.csv").write_text(ANNOTATIONS.format(x=1))
+    (folder / "a.mhd").write_text(HEADER.format(**given))
+    (folder / "a.raw").write_bytes(content)
     return folder / "a.mhd"
 
 
@@ -191,8 +164,12 @@ PACKED = "CompressedData = True\n"
 
 def test_what_these_tests_change_is_read(tmp_path: Path) -> None:
     assert read_image(write_scan(tmp_path)).GetSize() == (4, 5, 6)
-    packed = write_scan(tmp_path, more=PACKED, content=zlib.compress(bytes(240)))
+    packed = write_scan(tmp_path, zlib.compress(bytes(240)), more=PACKED)
     assert read_image(packed).GetSize() == (4, 5, 6)
+    values = np.arange(120, dtype=">i2").reshape(6, 5, 4)
+    for more in ("BinaryDataByteOrderMSB = True\n", "ElementByteOrderMSB = 1\n"):
+        found = read_image(write_scan(tmp_path, values.tobytes(), more=more))
+        np.testing.assert_array_equal(simpleitk().GetArrayFromImage(found), values)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
@@ -202,7 +179,7 @@ def test_what_itk_writes_is_read_as_itk_reads_it(
 ) -> None:
     random = np.random.default_rng(0)
     turned, _ = np.linalg.qr(random.normal(size=(3, 3)))
-    image = simpleitk().GetImageFromArray(random.integers(0, 99, (3, 4, 5)).astype(kind))
+    image = as_image(random.integers(0, 99, (3, 4, 5)).astype(kind))
     image.SetSpacing([0.7, 1.5, 2.25])
     image.SetOrigin([-10.5, 20.0, 1 / 3])
     image.SetDirection((turned * np.sign(np.linalg.det(turned))).ravel().tolist())
@@ -215,13 +192,6 @@ def test_what_itk_writes_is_read_as_itk_reads_it(
     np.testing.assert_array_equal(*arrays)
 
 
-@pytest.mark.parametrize("more", ["BinaryDataByteOrderMSB = True\n", "ElementByteOrderMSB = 1\n"])
-def test_the_other_byte_order(more: str, tmp_path: Path) -> None:
-    values = np.arange(120, dtype=">i2").reshape(6, 5, 4)
-    scan = write_scan(tmp_path, more=more, content=values.tobytes())
-    np.testing.assert_array_equal(simpleitk().GetArrayFromImage(read_image(scan)), values)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -229,7 +199,7 @@ def test_the_other_byte_order(more: str, tmp_path: Path) -> None:
         ({"size": "10000 10000 10000", "more": PACKED}, "become 2.0 TB"),
         ({"size": "4 5 7", "more": PACKED, "content": zlib.compress(bytes(240))}, "shorter"),
         ({"size": "4 5 5", "more": PACKED, "content": zlib.compress(bytes(240))}, "longer"),
-        ({"more": PACKED, "content": bytes(240)}, "cannot be unpacked"),
+        ({"more": PACKED, "content": bytes(240)}, "cannot be read (Error -3 while decompressing"),
         ({"more": PACKED, "content": zlib.compress(bytes(240))[:-6]}, "shorter"),
         ({"size": "-4 5 6"}, "DimSize"),
         ({"size": "4.5 5 6"}, "DimSize"),
@@ -245,11 +215,13 @@ def test_the_other_byte_order(more: str, tmp_path: Path) -> None:
         ({"more": "ElementNumberOfChannels = 1000000\n"}, "numbers per voxel"),
         ({"data": "/dev/zero"}, "absent or cannot be opened"),
         ({"data": "."}, "absent or cannot be opened"),
+        ({"data": "pipe"}, "absent or cannot be opened"),
         ({"data": "LIST"}, "several data files"),
         ({"data": "a%03d.raw 1 999999999 1"}, "several data files"),
     ],
 )
 def test_hostile_scans(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
     scan = write_scan(tmp_path, **changes)
     with refused(said, raises=ImageProblem):
         read_image(scan)
@@ -257,38 +229,24 @@ def test_hostile_scans(changes: dict[str, Any], said: str, tmp_path: Path) -> No
         make_cubes(tmp_path, tmp_path.parent / f"{tmp_path.name}-out")
 
 
+BLANKS = b"Comment = a" + b" " * 500_000 + b"b" + b"\t" * 500_000 + b"\0\n"
+"""A pattern that tries every way to share the blanks out takes an hour."""
+
+
 @pytest.mark.parametrize(
     "header",
-    [b"NDims = 1000\n", b"NDims = -1\n", b"DimSize = 1 2\n" * 9, b"x" * 10**6, b"=\n" * 99],
+    [b"NDims = 1000\n", b"NDims = -1\n", b"DimSize = 1 2\n" * 9, b"x" * 10**6, b"=\n" * 99, BLANKS],
+    ids=lambda header: str(header[:15]),
 )
-def test_headers_that_crash_itk(header: bytes, tmp_path: Path) -> None:
+def test_headers_that_crash_itk_or_take_time(header: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.mhd").write_bytes(header + b"ElementDataFile = LOCAL\n" + bytes(100))
     with refused(raises=ImageProblem):
         read_image(tmp_path / "a.mhd")
 
 
-def test_a_header_of_blanks_takes_no_time(tmp_path: Path) -> None:
-    """A pattern that tries every way to share them out takes an hour."""
-    blanks = b"Comment = a" + b" " * 500_000 + b"b" + b"\t" * 500_000
-    (tmp_path / "a.mhd").write_bytes(blanks + b"\0\n")
-    began = time.monotonic()
-    with pytest.raises(ImageProblem):
-        read_image(tmp_path / "a.mhd")
-    assert time.monotonic() - began < 10
-
-
-def test_a_pipe_as_a_scan_s_data(tmp_path: Path) -> None:
-    scan = write_scan(tmp_path, data="pipe")
-    os.mkfifo(tmp_path / "pipe")
-    with refused("cannot be opened", raises=ImageProblem):
-        read_image(scan)
-
-
 def test_a_voxel_of_a_nanometre_makes_no_terabyte_of_blur(tmp_path: Path) -> None:
     write_scan(tmp_path, spacing="0.000001 1 1")
-    (tmp_path / "annotations.csv").write_text(
-        "seriesuid,coordX,coordY,coordZ,diameter_mm\na,0,1,1,5\n"
-    )
+    (tmp_path / "annotations.csv").write_text(ANNOTATIONS.format(x=0))
     with refused("thinner than 1/100"):
         make_cubes(tmp_path, tmp_path / "out", CubeSettings(side=4))
 
@@ -297,12 +255,10 @@ def test_packed_scans_that_are_honest_bombs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "UNPACKED_FREELY", 1 << 20)
-    scan = write_scan(
-        tmp_path, size="1000 1000 5", more=PACKED, content=zlib.compress(bytes(10**7), 9)
-    )
+    scan = write_scan(tmp_path, zlib.compress(bytes(10**7), 9), size="1000 1000 5", more=PACKED)
     with refused("must be stored unpacked", raises=ImageProblem):
         read_image(scan)
-    write_scan(tmp_path, size="1000 1000 5", content=bytes(10**7))
+    write_scan(tmp_path, bytes(10**7), size="1000 1000 5")
     assert read_image(scan).GetSize() == (1000, 1000, 5)
 
 
@@ -321,8 +277,7 @@ def test_packed_scans_that_are_honest_bombs(
 def test_hostile_nifti(
     name: str, place: int, value: bytes, said: tuple[str, ...], tmp_path: Path
 ) -> None:
-    image = simpleitk().GetImageFromArray(np.zeros((4, 4, 4), np.float32))
-    simpleitk().WriteImage(image, str(tmp_path / "a.nii"))
+    simpleitk().WriteImage(as_image(np.zeros((4, 4, 4), np.float32)), str(tmp_path / "a.nii"))
     content = bytearray((tmp_path / "a.nii").read_bytes())
     content[place : place + len(value)] = value
     (tmp_path / "a.nii").unlink()
@@ -379,15 +334,13 @@ class Harm:
         return open, (self.path, "w")
 
 
-@pytest.mark.parametrize("name", ["a.npy", "a.npz"])
-def test_objects_are_never_made(name: str, tmp_path: Path) -> None:
+def test_objects_are_never_made(tmp_path: Path) -> None:
     objects = np.array([Harm(tmp_path / "harm")], object)
-    if name == "a.npy":
-        np.save(tmp_path / name, objects)
-    else:
-        np.savez(tmp_path / name, objects=objects, volume=np.zeros((1, 4, 4, 4), np.uint8))
-    with refused(tmp_path / name, "pickled Python objects", "numpy.savez"):
-        load_volumes(tmp_path / name)
+    np.save(tmp_path / "a.npy", objects)
+    np.savez(tmp_path / "a.npz", objects=objects, volume=np.zeros((1, 4, 4, 4), np.uint8))
+    for name in ("a.npy", "a.npz"):
+        with refused(tmp_path / name, "pickled Python objects", "numpy.savez"):
+            load_volumes(tmp_path / name)
     assert not (tmp_path / "harm").exists()
 
 
@@ -397,25 +350,51 @@ def array_of(num_bytes: int) -> bytes:
     return file.getvalue()
 
 
-def claim(path: Path, num_bytes: int) -> None:
-    """Let the directory of an archive give its only member this size."""
+def one_member(path: Path, num_bytes: int, how: int = zipfile.ZIP_DEFLATED) -> None:
+    with zipfile.ZipFile(path, "w", how) as archive:
+        archive.writestr("volume.npy", array_of(num_bytes))
+
+
+def claim(path: Path, num_bytes: int, claimed: int) -> None:
+    """Let the directory of an archive give its only member a false size."""
+    one_member(path, num_bytes)
     content = path.read_bytes()
     place = content.rindex(b"PK\x01\x02") + 24
-    path.write_bytes(content[:place] + struct.pack("<I", num_bytes) + content[place + 4 :])
+    path.write_bytes(content[:place] + struct.pack("<I", claimed) + content[place + 4 :])
 
 
-def test_a_member_that_claims_gigabytes(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "a.npz", volume=np.zeros((1, 4, 4, 4), np.uint8))
-    claim(tmp_path / "a.npz", 4_000_000_000)
-    with refused(tmp_path / "a.npz", "become 4.0 GB", "stored unpacked"):
-        load_volumes(tmp_path / "a.npz")
+def share_bytes(path: Path) -> None:
+    """As in zbsm.zip of Fifield 2019, where 42 kB become 5 GB."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("volume.npy", array_of(1 << 20))
+        for number in range(1000):
+            again = copy.copy(archive.filelist[0])
+            again.filename = f"a{number}.npy"
+            archive.filelist.append(again)
 
 
-def test_a_member_that_claims_less_than_it_becomes(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("volume.npy", array_of(64 << 20))
-    claim(tmp_path / "a.npz", 128 + 64)
-    with refused(tmp_path / "a.npz", "cannot be read", "Bad CRC-32"):
+def name_twice(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("volume.npy", array_of(64))
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("volume.npy", array_of(128))
+
+
+ARCHIVES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "claims gigabytes": (lambda path: claim(path, 64, 4_000_000_000), "become 4.0 GB"),
+    "claims less": (lambda path: claim(path, 64 << 20, 128 + 64), "Bad CRC-32"),
+    "members share bytes": (share_bytes, "lie over each other"),
+    "bzip2": (lambda path: one_member(path, 1 << 20, zipfile.ZIP_BZIP2), "NumPy does not know"),
+    "lzma": (lambda path: one_member(path, 1 << 20, zipfile.ZIP_LZMA), "NumPy does not know"),
+    "one name twice": (name_twice, "two arrays of one name"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_hostile_archives(name: str, tmp_path: Path) -> None:
+    write, said = ARCHIVES[name]
+    write(tmp_path / "a.npz")
+    with refused(tmp_path / "a.npz", "cannot be read", said):
         load_volumes(tmp_path / "a.npz")
 
 
@@ -428,36 +407,6 @@ def test_an_honest_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         load_volumes(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", volume=zeros)
     assert len(load_volumes(tmp_path / "a.npz")) == len(zeros)
-
-
-def test_members_that_share_their_bytes(tmp_path: Path) -> None:
-    """As in zbsm.zip of Fifield 2019, where 42 kB become 5 GB."""
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("volume.npy", array_of(1 << 20))
-        for number in range(1000):
-            again = copy.copy(archive.filelist[0])
-            again.filename = f"a{number}.npy"
-            archive.filelist.append(again)
-    with refused(tmp_path / "a.npz", "lie over each other"):
-        load_volumes(tmp_path / "a.npz")
-
-
-@pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_packings_that_go_beyond_deflate(how: int, tmp_path: Path) -> None:
-    assert len(bz2.compress(bytes(10**7))) < 100
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", how) as archive:
-        archive.writestr("volume.npy", array_of(1 << 20))
-    with refused(tmp_path / "a.npz", "NumPy does not know"):
-        load_volumes(tmp_path / "a.npz")
-
-
-def test_two_arrays_of_one_name(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("volume.npy", array_of(64))
-        with pytest.warns(UserWarning, match="Duplicate"):
-            archive.writestr("volume.npy", array_of(128))
-    with refused(tmp_path / "a.npz", "two arrays of one name"):
-        load_volumes(tmp_path / "a.npz")
 
 
 def test_a_file_larger_than_memory_stays_on_disk(tmp_path: Path) -> None:

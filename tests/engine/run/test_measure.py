@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from explicit_hessian import hessian_by_double_backward
+from explicit_hessian import explicit_hessian
 from torch import Tensor, nn
 
 from samepath import start
 from samepath.data import Source
-from samepath.engine.run.measure import CURVATURE_GRAINS, curvature, measure, noise
+from samepath.engine.run.measure import CURVATURE_GRAINS, choose_sample, curvature, measure, noise
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
 from samepath.keys import key
@@ -62,7 +62,7 @@ def trainer_of(session: Session, model: nn.Module, data: Data, **settings: Any) 
 
 def top_eigenvalue(model: nn.Module, batch: Data) -> float:
     """The eigenvalue largest in size of the explicit Hessian."""
-    whole = hessian_by_double_backward(model, lambda: classify(model, batch))
+    whole = explicit_hessian(model, lambda m: classify(m, batch))
     return float(torch.linalg.eigvalsh(whole.double()).abs().max())
 
 
@@ -97,38 +97,28 @@ class Quadratic(nn.Module):
         return 0.5 * curved.sum() + 0.0 * inputs.sum()
 
 
+def curvature_of(session: Session, model: nn.Module, loss: Any, data: Tensor) -> float:
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    trainer = session.prepare(model, optimizer, loss, batch_size=4, grain_size=2)
+    return curvature(trainer, trainer.source(data))["curvature"]
+
+
 @pytest.mark.parametrize("begin", [0.5, 0.0])
 def test_curvature_of_a_known_hessian(begin: float, session: Session) -> None:
     """The size counts, not the sign; weights that are all zero are no trouble."""
-    model = Quadratic(begin)
-    optimizer = torch.optim.SGD([model.weight], lr=0.1)
-    trainer = session.prepare(
-        model, optimizer, lambda model, batch: model(batch), batch_size=4, grain_size=2
-    )
-    found = curvature(trainer, trainer.source(torch.zeros(8, 1)))
-    assert found["curvature"] == pytest.approx(5.0, rel=1e-4)
+    found = curvature_of(session, Quadratic(begin), lambda m, b: m(b), torch.zeros(8, 1))
+    assert found == pytest.approx(5.0, rel=1e-4)
 
 
-def test_curvature_of_a_flat_loss_is_zero(session: Session) -> None:
-    model = nn.Linear(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = session.prepare(
-        model, optimizer, lambda model, batch: model(batch).mean(), batch_size=4, grain_size=2
-    )
-    found = curvature(trainer, trainer.source(examples(8)[0]))
-    assert found["curvature"] == pytest.approx(0.0, abs=1e-3)
-
-
-def test_curvature_that_overflows_is_not_a_number(session: Session) -> None:
-    data = examples(40)[0]
-    model = nn.Linear(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = session.prepare(
-        model, optimizer, lambda model, batch: (1e30 * model(batch)).square().mean(),
-        batch_size=4, grain_size=2,
-    )  # fmt: skip
+def test_curvature_of_a_flat_loss_is_zero_and_one_that_overflows_is_not_a_number(
+    session: Session,
+) -> None:
+    data, model = examples(40)[0], nn.Linear(6, 1)
+    flat = curvature_of(session, model, lambda m, b: m(b).mean(), data)
+    assert flat == pytest.approx(0.0, abs=1e-3)
     before = model.weight.detach().clone()
-    assert np.isnan(curvature(trainer, trainer.source(data))["curvature"])
+    assert np.isnan(curvature_of(session, model, lambda m, b: (1e30 * m(b)).square().mean(), data))
     assert torch.equal(model.weight, before)
 
 
@@ -153,18 +143,6 @@ def centre_trainer(session: Session, width: int, grain_size: int) -> Trainer:
     return session.prepare(
         model, optimizer, nearest, batch_size=8 * grain_size, grain_size=grain_size
     )
-
-
-def test_noise_is_that_of_examples_with_a_known_spread(session: Session) -> None:
-    """Examples around (0.5, ..., 0.5) of 200 numbers with a standard deviation of 0.7: tr(S) is
-    200 * 0.49 and |G|^2 is 200 * 0.25. 16 grains of 32 give tr(S) within 5%, |G|^2 within 5% (both
-    have a standard error of about 2%)."""
-    made = torch.Generator().manual_seed(1)
-    data = 0.5 + 0.7 * torch.randn(4096, 200, generator=made, dtype=torch.float64)
-    trainer = centre_trainer(session, 200, 32)
-    found = noise(trainer, trainer.source(data))
-    assert found["noise_variance"] == pytest.approx(200 * 0.49, rel=0.05)
-    assert found["noise_signal"] == pytest.approx(200 * 0.25, rel=0.05)
 
 
 def test_noise_agrees_with_gradients_of_single_examples(session: Session) -> None:
@@ -199,7 +177,7 @@ def test_noise_of_a_single_grain_is_unknown_and_taken_for_none(session: Session)
     data = torch.ones(5, 20, dtype=torch.float64)
     trainer = centre_trainer(session, 20, 4)
     found = noise(trainer, trainer.source(data))
-    assert (found["gradients"], found["noise_variance"]) == (1, 0.0)
+    assert (found["noise_gradients"], found["noise_variance"]) == (1, 0.0)
     assert found["noise_signal"] == pytest.approx(20.0)
 
 
@@ -215,11 +193,11 @@ def test_measures_say_what_they_cost(session: Session, monkeypatch: pytest.Monke
         return original(source, batch)
 
     monkeypatch.setattr(trainer, "gradient", gradient)
-    for look in (noise, curvature):
+    for name, look in (("noise", noise), ("curvature", curvature)):
         sizes.clear()
         found = look(trainer, trainer.source(data))
-        assert found["gradients"] == len(sizes) > 0
-        assert set(sizes) == {found["gradient_examples"]}
+        assert found[f"{name}_gradients"] == len(sizes) > 0
+        assert set(sizes) == {found[f"{name}_gradient_examples"]}
 
 
 # ---- without a trace
@@ -254,3 +232,15 @@ def test_measuring_changes_nothing(session: Session) -> None:
             trainer.step(share)
         digests.append(trainer.digest())
     assert digests[0] == digests[1]
+
+
+def test_the_sample_is_whole_grains_chosen_by_the_seed() -> None:
+    def rows(most: int, *, of: int = 100, seed: int = 1) -> list[int]:
+        return [int(row) for row in choose_sample(of, most, 8, seed=seed).examples]
+
+    sample = rows(50)
+    assert (len(sample), choose_sample(100, 50, 8, seed=1).num_grains) == (48, 6)
+    assert rows(30) == sample[:24]
+    assert rows(50, seed=2) != sample
+    assert len(rows(50, of=5)) == 5
+    assert len(rows(3)) == 8

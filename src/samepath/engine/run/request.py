@@ -34,7 +34,7 @@ from samepath.engine.state.run_folder import RunFolder, claim_next, next_free
 from samepath.errors import UserError
 from samepath.recipe import Recipe
 from samepath.strategies import find_strategy
-from samepath.strategies.asynchronous import Asynchronous
+from samepath.strategies.late import Asynchronous
 
 
 @dataclass(frozen=True, kw_only=True)

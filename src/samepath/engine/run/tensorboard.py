@@ -79,13 +79,14 @@ class EventWriter:
             for fields in folder.read_metrics():
                 self._line(fields)
             self._records.flush()
-        except MISSHAPEN as error:
-            self._give_up()
-            raise UserError(
-                f"{self._run}: run.json or metrics.jsonl is damaged ({one_line(error)})"
-            ) from None
-        except BaseException:
-            self._give_up()
+        except BaseException as error:
+            self._shut()
+            with suppress(OSError):
+                self.path.unlink()
+            if isinstance(error, MISSHAPEN):
+                raise UserError(
+                    f"{self._run}: run.json or metrics.jsonl is damaged ({one_line(error)})"
+                ) from None
             raise
         self._starts = self._starts[-1:]  # what comes now is of the last start
         self._clock = TrainingClock()
@@ -105,12 +106,8 @@ class EventWriter:
         self._clock.advance(seconds)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(fields)]
         if values:
-            start = min(self._clock.num_restarts, len(self._starts) - 1)
-            self._event(
-                self._starts[start] + seconds,
-                step=int(fields["step"]),
-                summary=Summary(value=values),
-            )
+            start = self._starts[min(self._clock.num_restarts, len(self._starts) - 1)]
+            self._event(start + seconds, step=int(fields["step"]), summary=Summary(value=values))
 
     def flush(self) -> None:
         self._flushed = time.monotonic()
@@ -154,11 +151,6 @@ class EventWriter:
         command = " ".join(record["starts"][-1]["command"])
         text = "\n".join([f"    {command}", "", "| option | value |", "| --- | --- |", *rows])
         self._event(began, step=0, summary=summary.text("run", text))
-
-    def _give_up(self) -> None:
-        self._shut()
-        with suppress(OSError):
-            self.path.unlink()
 
     def _shut(self) -> None:
         """Close the file whatever the disk says."""

@@ -33,13 +33,11 @@ class Trainer(Stepper):
     def source(self, data: Data) -> Source:
         """Any data as a source with this trainer's seed and loader settings."""
         given, group = self.settings, self.collective
-        return as_source(
-            data,
-            seed=given.seed,
-            loaders=Loaders(given.loader_workers, torch.get_num_threads(), group.timeout_seconds),
-            collate=given.collate,
-            pin_memory=group.device.type == "cuda",
+        is_cuda = group.device.type == "cuda"
+        loaders = Loaders(
+            given.loader_workers, torch.get_num_threads(), group.timeout_seconds, is_cuda
         )
+        return as_source(data, seed=given.seed, loaders=loaders, collate=given.collate)
 
     def plan(self, source: Source, batch_size: int | None = None) -> Plan:
         size, grain = batch_size or self.settings.batch_size, self.settings.grain_size

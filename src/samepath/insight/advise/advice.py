@@ -193,24 +193,18 @@ class Advice:
 
 # ---- in words
 
-_BEYOND: dict[Limit, str] = {
-    "link": "beyond that the link takes the time",
-    "update": "beyond that the update, which every worker does alike, takes the time",
-    "waiting": "beyond that workers wait for each other",
-    "crowding": "beyond that workers of one computer slow each other down",
-    "grains": "a batch has no more to share",
-    "cores": "it has no more",
-    "asked": "more were not asked about",
-}
-_WHY: dict[Limit, str] = {
-    "link": "the link takes longer than is saved",
-    "update": "most of a step is the update, which every worker does alike",
+_COSTS: dict[Limit, str] = {
+    "link": "the link takes the time",
+    "update": "the update, which every worker does alike, takes the time",
     "waiting": "workers wait for each other",
     "crowding": "workers of one computer slow each other down",
-    "grains": "a batch is a single grain",
-    "cores": "it has a single core or GPU",
-    "asked": "more were not asked about",
 }
+_NO_MORE: dict[Limit, tuple[str, str]] = {
+    "grains": ("a batch has no more to share", "a batch is a single grain"),
+    "cores": ("it has no more", "it has a single core or GPU"),
+    "asked": ("more were not asked about", "more were not asked about"),
+}
+"""Beyond several workers; beyond one."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -240,17 +234,19 @@ def _of_curve(curve: ScalingCurve, floor: float) -> str:
     if curve.best == 1:
         more = [row for row in curve.rows if row.workers > 1]
         if not more:
-            return f"{place} there is only one worker to be had: {_WHY[curve.limit]}"
+            return f"{place} there is only one worker to be had: {_NO_MORE[curve.limit][1]}"
         return (
             f"{place} stay with one worker: {more[0].workers} would keep {more[0].efficiency:.0%} "
-            f"efficiency, below {floor:.0%}, because {_WHY[curve.limit]}"
+            f"efficiency, below {floor:.0%}, because {_COSTS[curve.limit]}"
         )
     row, alone = curve.row(curve.best), curve.row(1)
     nodes = f" on {row.nodes} nodes" if row.nodes not in (1, row.workers) else ""
+    costs = _COSTS.get(curve.limit)
+    beyond = _NO_MORE[curve.limit][0] if costs is None else f"beyond that {costs}"
     return (
         f"{place} take {row.workers} workers{nodes}, {row.speedup:.1f} times as fast as one at "
         f"{row.efficiency:.0%} efficiency ({span(alone.training_seconds)} of training become "
-        f"{span(row.training_seconds)}; {_BEYOND[curve.limit]})"
+        f"{span(row.training_seconds)}; {beyond})"
     )
 
 

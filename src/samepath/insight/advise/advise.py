@@ -2,7 +2,9 @@
 
 In: an AdviseRequest. Out: an Advice, and the MeasuredStep it rests on. Guaranteed: bad input raises
 before anything is measured; nothing is written but temporary files, which go; the parts share the
-time that was given, and each says what it could not finish.
+time that was given, and each says what it could not finish; a step is "measured" only where that
+many real workers ran here over this link, all others are modelled (`timing.model`), scaled so that
+the model's one worker is the measured one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from samepath.console import Watcher
 from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve
@@ -19,23 +24,35 @@ from samepath.errors import UserError
 from samepath.insight.advise.advice import (
     Advice,
     CriticalBatch,
+    Law,
     Limit,
     RangeTest,
+    Row,
     ScalingCurve,
     verdict,
 )
-from samepath.insight.advise.judge import (
+from samepath.insight.advise.runs import (
     LEAST_STEPS,
     MOST_STEPS,
+    ShortRuns,
+    ShortRunsTask,
     critical_batch,
     noise_points,
     range_test,
+    short_runs,
 )
-from samepath.insight.advise.runs import ShortRuns, ShortRunsTask, short_runs
-from samepath.insight.advise.workers import Question, curve, most_workers
 from samepath.recipe import find_recipe
-from samepath.timing.links import HERE, check_cluster, find_cluster
+from samepath.timing.links import HERE, Cluster, check_cluster, find_cluster
 from samepath.timing.measured import MeasuredStep
+from samepath.timing.model import (
+    OURS,
+    Simulated,
+    Workload,
+    grain_size_at,
+    simulate,
+    step_seconds,
+    workload_from,
+)
 from samepath.timing.stopwatch import measure_step
 
 NETWORKS = (HERE, "1GbE", "10GbE")
@@ -46,6 +63,10 @@ SHARES = {"step": 0.35, "rates": 0.35, "noise": 0.3}
 NEARLY = 0.9
 FEWEST_GRAINS, MORE_GRAINS = 4, 8
 """With fewer grains in a batch the noise scale is measured in so many, only for that."""
+LEAST_GAIN = 0.2
+"""Of the time, that doubling the workers must save to be worth it; 0.5 would be perfect."""
+SAME = 0.02
+"""Of a step: another grain size that saves less is not worth a change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,24 +271,168 @@ def _steps(number: int) -> str:
     return f"{number} {'step' if number == 1 else 'steps'}"
 
 
+# ---- how many workers pay over one link, and in which grains
+
+
 def curves_of(
     request: AdviseRequest, options: Options, measured: MeasuredStep
 ) -> tuple[ScalingCurve, ...]:
     """One for each network; this machine has only as many workers as it has cores or GPUs."""
-    question = Question(
-        measured=measured,
-        options=options,
-        floor=request.floor,
-        price_per_worker_hour=request.price_per_worker_hour,
-    )
-    grains = most_workers(measured)
     found = []
     for text in dict.fromkeys(request.networks):
         here = text.strip().lower() == HERE
-        ends: list[tuple[int, Limit]] = [(grains, "grains")]
+        ends: list[tuple[int, Limit]] = [(most_workers(measured), "grains")]
         ends += [(available_workers(), "cores")] if here else []
         ends += [(request.max_workers, "asked")] if request.max_workers else []
         most, end = min(ends, key=lambda each: each[0])
         cluster = find_cluster(text, here=measured.local)
-        found.append(curve(question, cluster, most, end=end, here=here))
+        found.append(curve(request, options, measured, cluster, most, end=end, here=here))
     return tuple(found)
+
+
+def worker_counts(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ... and the last."""
+    powers = [1 << power for power in range(most.bit_length())]
+    return sorted({n for p in powers for n in (p, p + p // 2) if n <= most} | {most})
+
+
+def most_workers(measured: MeasuredStep) -> int:
+    """The most workers that can have a grain: of the recipe's size where that is fixed, else of
+    one example."""
+    size = measured.grain_size if measured.grain_fixed else 1
+    return -(-measured.batch_size // size)
+
+
+def curve(
+    request: AdviseRequest,
+    options: Options,
+    measured: MeasuredStep,
+    cluster: Cluster,
+    most: int,
+    *,
+    end: Limit,
+    here: bool,
+) -> ScalingCurve:
+    """All numbers of workers up to a most, over one cluster's links; `end` says why not more.
+    `here`: it is this computer, and steps that were measured with several workers are of it."""
+    workload = workload_from(measured)
+    asked = worker_counts(most)
+    possible = sorted({*asked, *(2 * n for n in asked if end != "cores" or 2 * n <= most)})
+    found = {point.workers: point for point in simulate(workload, cluster, possible, policy=OURS)}
+    alone = measured.step_seconds["1"]
+    calibration = alone / found[1].step_seconds
+    seconds = {n: calibration * point.step_seconds for n, point in found.items()}
+    training_steps = options.epochs * options.plan.steps_per_epoch
+    per_node, price = cluster.workers_per_node, request.price_per_worker_hour
+    rows: list[Row] = []
+    for n in asked:
+        if found[n].busy_workers < n:
+            continue  # fewer would be as quick (12 for 32 examples: eleven have 3, or 2)
+        modelled = seconds[n]
+        known = measured.step_seconds.get(str(n)) if here or n == 1 else None
+        seconds[n] = taken = modelled if known is None else known
+        rows.append(
+            Row(
+                workers=n,
+                nodes=1 if per_node is None else -(-n // per_node),
+                grain_size=_grain_size(measured, n),
+                step_seconds=taken,
+                how="modelled" if known is None else "measured",
+                modelled_seconds=modelled,
+                speedup=alone / taken,
+                efficiency=alone / taken / n,
+                cost=n * taken / alone,
+                training_seconds=training_steps * taken,
+                price=None if price is None else price * n * training_steps * taken / 3600.0,
+            )
+        )
+    counts = [row.workers for row in rows]
+    best = max(row.workers for row in rows if row.efficiency >= request.floor)
+    size = best_grain(measured, cluster, best)
+    ours, other = (_seconds(measured, cluster, best, s) for s in (measured.grain_size, size))
+    after = [n for n in counts if n > best]
+    return ScalingCurve(
+        network=HERE if here else cluster.name,
+        workers_per_node=per_node,
+        links=tuple(level.network for level in cluster.levels),
+        rows=tuple(rows),
+        knee=knee(counts, seconds),
+        best=best,
+        limit=limit(workload, cluster, found[1], found[after[0]]) if after else end,
+        grain_size=size,
+        grain_gain=1.0 - other / ours,
+        law=law(counts, [row.step_seconds for row in rows]),
+        calibration=calibration,
+    )
+
+
+def _grain_size(measured: MeasuredStep, workers: int) -> int:
+    return grain_size_at(
+        batch_size=measured.batch_size,
+        workers=workers,
+        grain_size=measured.grain_size,
+        grain_fixed=measured.grain_fixed,
+    )
+
+
+def _seconds(measured: MeasuredStep, cluster: Cluster, workers: int, grain_size: int) -> float:
+    return step_seconds(workload_from(measured, grain_size=grain_size), cluster, workers)
+
+
+def knee(
+    counts: Sequence[int], seconds: Mapping[int, float], least_gain: float = LEAST_GAIN
+) -> int | None:
+    """The smallest number of workers that is not worth doubling, from seconds by number; None: all
+    are that can be."""
+
+    def is_worth_it(n: int) -> bool:
+        return 2 * n not in seconds or seconds[2 * n] <= (1.0 - least_gain) * seconds[n]
+
+    return next((n for n in counts if not is_worth_it(n)), None)
+
+
+def limit(workload: Workload, cluster: Cluster, alone: Simulated, point: Simulated) -> Limit:
+    """What costs most of the time that these workers take beyond an even share of one's."""
+    n = point.workers
+    compute = alone.step_seconds - workload.serial_seconds
+    crowding = workload.crowded(cluster.side_by_side(n))
+    parts: dict[Limit, float] = {
+        "link": point.reduction_seconds * (1.0 - (point.hidden or 0.0)),
+        "update": workload.serial_seconds * (1.0 - 1.0 / n),
+        "waiting": point.waiting * point.step_seconds,
+        "crowding": (crowding - 1.0) * compute / n,
+    }
+    return max(parts, key=lambda part: parts[part])
+
+
+def best_grain(measured: MeasuredStep, cluster: Cluster, workers: int) -> int:
+    """Choose, of the sizes that were timed, the one with the shortest step for so many workers; the
+    recipe's own unless another saves something."""
+    if measured.grain_fixed:
+        return measured.grain_size
+    own = _grain_size(measured, workers)
+    sizes = {s for s in map(int, measured.grain_times) if -(-measured.batch_size // s) >= workers}
+    times = {size: _seconds(measured, cluster, workers, size) for size in sizes | {own}}
+    quickest = min(times, key=lambda size: times[size])
+    return quickest if times[quickest] < (1.0 - SAME) * times[own] else own
+
+
+def law(workers: Sequence[int], seconds: Sequence[float]) -> Law | None:
+    """The paper's law through these times; None with fewer numbers of workers than its three parts.
+
+    No part is negative; errors count relative to each time, so that the short times of many workers
+    count as much as the long one of one. With a logarithm to the base 2, `doubling` is what each
+    doubling adds."""
+    from scipy.optimize import nnls
+
+    if len(set(workers)) < 3:
+        return None
+    n, times = np.array(workers, np.float64), np.array(seconds, np.float64)
+    parts = np.stack([np.ones_like(n), 1.0 / n, np.log2(n)], axis=1)
+    fitted, _ = nnls(parts / times[:, None], np.ones_like(times))
+    return Law(
+        serial_seconds=float(fitted[0]),
+        parallel_seconds=float(fitted[1]),
+        doubling_seconds=float(fitted[2]),
+        largest_error=float(np.abs(parts @ fitted / times - 1.0).max()),
+    )

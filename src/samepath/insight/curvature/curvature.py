@@ -9,12 +9,13 @@ can be found wrong with runs and models is found before a worker is started.
 
 from __future__ import annotations
 
-import json
 import math
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +33,21 @@ from samepath.engine.run.session import Session, start
 from samepath.engine.state.reopen import ReopenedRun, reopen
 from samepath.engine.state.weights import Epoch
 from samepath.errors import UserError
-from samepath.insight.curvature.hessian import SampleLoss, estimate_trace, unflatten
-from samepath.insight.curvature.landscape import filter_normalised, line, plane, rise
-from samepath.insight.curvature.result import Curvature, RunCurvature, run_from_json
-from samepath.insight.curvature.second_derivatives import refuse_undifferentiable
+from samepath.insight.curvature.hessian import (
+    SampleLoss,
+    estimate_trace,
+    refuse_undifferentiable,
+    unflatten,
+)
+from samepath.insight.curvature.landscape import (
+    Line,
+    Plane,
+    Rise,
+    filter_normalised,
+    line,
+    plane,
+    rise,
+)
 from samepath.keys import key
 from samepath.owners import owned_folder
 from samepath.plan import Batch
@@ -88,6 +100,76 @@ class CurvatureRequest:
         return 2 * (self.grid // 4) + 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunCurvature:
+    """The loss around the weights of one run."""
+
+    name: str
+    """What figures and tables call it."""
+    path: str
+    digest: str
+    """SHA-256 of the checkpoint, or of the weights kept."""
+    epoch: int | str | None
+    """Whose weights they are: after so many epochs, at its best, or the newest."""
+    batch_size: int
+    learning_rate: float | None
+    """At the last step before these weights."""
+    steps: int | None
+    num_parameters: int
+    num_examples: int
+    """In the run's training data."""
+    num_sampled: int
+    """How many of these all of this was measured on."""
+    loss: float
+    """The sample's mean, in evaluation mode, without augmentation."""
+    valid: dict[str, float]
+    """What the recipe evaluates, on all validation data, with the same weights."""
+    eigenvalues: list[float]
+    """The Hessian's, the largest in size first."""
+    residuals: list[float]
+    """|H v - l v| of each: an eigenvalue of the Hessian is no further from it."""
+    tolerance: float
+    """What residuals were to get below."""
+    trace: float
+    trace_error: float
+    """The trace's standard error."""
+    num_products: int
+    """How many products of the Hessian with a vector it took."""
+    rise: Rise
+    random_line: Line
+    random_plane: Plane
+    eigen_line: Line
+    eigen_plane: Plane | None
+    """Along the first two eigenvectors, if there are two."""
+    seconds: float
+
+    @property
+    def gap(self) -> float | None:
+        """How much higher the loss is on validation data."""
+        return self.valid["loss"] - self.loss if "loss" in self.valid else None
+
+    @property
+    def num_negative(self) -> int:
+        """Eigenvalues that are surely below zero."""
+        pairs = zip(self.eigenvalues, self.residuals, strict=True)
+        return sum(value + max(residual, self.tolerance) < 0.0 for value, residual in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curvature:
+    """Several runs of one recipe on the same sample."""
+
+    recipe: str
+    seed: int
+    """Chooses the sample and the directions."""
+    grain_size: int
+    num_workers: int
+    radius: float
+    runs: Sequence[RunCurvature]
+    notes: Sequence[str]
+    """Sentences for the reader."""
+
+
 def measure_curvature(request: CurvatureRequest, vectors: Path | None = None) -> Curvature:
     """Measure all runs. `vectors`: a folder for files of eigenvectors, if they are asked for."""
     runs = [reopen(path) for path in request.runs]
@@ -101,25 +183,25 @@ def measure_curvature(request: CurvatureRequest, vectors: Path | None = None) ->
             "--examples"
         )
     workers = min(workers, sample.num_grains)
-    with owned_folder() as folder:
-        arguments = (request, sample.grain_size, int(runs[0].config["threads"]), Path(folder))
+    with owned_folder() as scratch:
+        file = Path(scratch) / "found"
+        arguments = (request, sample.grain_size, int(runs[0].config["threads"]), file)
         if workers == 1:
             _work(*arguments)
         else:
             launch(_work, arguments, workers)
-        files = [Path(folder) / f"{number}.json" for number in range(len(runs))]
-        found = [run_from_json(json.loads(file.read_text())) for file in files]
-        if vectors is not None and request.save_vectors:
-            vectors.mkdir(parents=True, exist_ok=True)
-            for file in sorted(Path(folder).glob("*.safetensors")):
-                (vectors / file.name).write_bytes(file.read_bytes())
+        found, all_vectors = zip(*pickle.loads(file.read_bytes()), strict=True)
+    if vectors is not None and request.save_vectors:
+        vectors.mkdir(parents=True, exist_ok=True)
+        for number, tensors in enumerate(all_vectors, 1):
+            save_file(tensors, vectors / f"eigenvectors-{number}.safetensors")
     return Curvature(
         recipe=runs[0].config["recipe"],
         seed=request.seed,
         grain_size=sample.grain_size,
         num_workers=workers,
         radius=request.radius,
-        runs=found,
+        runs=list(found),
         notes=[*notes, *(note for run in found for note in _notes(run, request.top))],
     )
 
@@ -170,21 +252,19 @@ def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
 # ---- one worker
 
 
-def _work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path) -> None:
-    """One worker's life; the first worker writes what it found for each run to the folder."""
+def _work(request: CurvatureRequest, grain_size: int, threads: int, file: Path) -> None:
+    """One worker's life; the first worker writes what it found for all runs to the file."""
+    short = [path.resolve().name for path in request.runs]
+    names = short if len(set(short)) == len(short) else map(str, request.runs)
     with start(seed=request.seed, threads=threads) as session:
         watcher = request.watcher() if session.is_first else SilentWatcher()
-        named = zip(request.runs, _names(request.runs), strict=True)
         with closing(watcher):
-            for number, (path, name) in enumerate(named):
-                run = reopen(path)
-                _measure(session, request, grain_size, run, name, watcher, folder, number)
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Names for runs: their folders' names, if those tell them apart, else their paths."""
-    short = [path.resolve().name for path in paths]
-    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+            found = [
+                _measure(session, request, grain_size, reopen(path), name, watcher)
+                for path, name in zip(request.runs, names, strict=True)
+            ]
+        if session.is_first:
+            file.write_bytes(pickle.dumps(found))
 
 
 def _measure(
@@ -194,9 +274,8 @@ def _measure(
     run: ReopenedRun,
     name: str,
     watcher: Watcher,
-    folder: Path,
-    number: int,
-) -> None:
+) -> tuple[RunCurvature, dict[str, Tensor]] | None:
+    """Measure one run; on the first worker its result, and eigenvectors by parameter."""
     began = time.monotonic()
     recipe = run.recipe
     model, digest = run.model(request.epoch)
@@ -216,19 +295,13 @@ def _measure(
         loader_workers=recipe.loader_workers,
     )
     valid = {} if recipe.valid is None else trainer.evaluate(recipe.valid)
-    source = trainer.source(recipe.train)
+    source, weight = trainer.source(recipe.train), recipe.weight
     loss = SampleLoss(
-        session.collective,
-        model,
-        recipe.loss,
-        source,
-        sample,
-        weight=recipe.weight,
-        seed=request.seed,
+        session.collective, model, recipe.loss, source, sample, weight=weight, seed=request.seed
     )
     if not session.is_first:
         loss.serve()
-        return
+        return None
     found, vectors = _explore(loss, request, name, watcher)
     loss.dismiss()
     result = RunCurvature(
@@ -244,14 +317,12 @@ def _measure(
         **_position(run, request.epoch),
         **found,
     )
-    (folder / f"{number}.json").write_text(json.dumps(asdict(result)))
-    if request.save_vectors:
-        names = [n for n, p in model.named_parameters() if p.requires_grad]
-        rows = [unflatten(vector, trained(model)) for vector in vectors]
-        save_file(
-            {n: torch.stack(parts).cpu() for n, *parts in zip(names, *rows, strict=True)},
-            folder / f"eigenvectors-{number + 1}.safetensors",
-        )
+    if not request.save_vectors:
+        return result, {}
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    rows = [unflatten(vector, list(parameters.values())) for vector in vectors]
+    parts = zip(parameters, *rows, strict=True)
+    return result, {n: torch.stack(tensors).cpu() for n, *tensors in parts}
 
 
 def _explore(
@@ -261,8 +332,6 @@ def _explore(
 
     def show(part: str, done: int, expected: int) -> None:
         watcher.progress(f"{name}: {part}", done, expected)
-        if done >= expected:
-            watcher.end(f"{name}: {part}")
 
     home, seed = loss.weights, request.seed
     at_home = loss.loss_at(home)
@@ -275,25 +344,25 @@ def _explore(
     begin = torch.randn(len(home), generator=generator, dtype=torch.float64).to(home)
     try:
         pairs = top_eigenpairs(
-            loss.product,
-            begin,
+            lambda vector: [loss.product(*vector)],
+            [begin],
             request.top,
             most_products=MOST_PRODUCTS,
-            tell=lambda done, expected: show("eigenvalues", done, expected),
+            tell=partial(show, "eigenvalues"),
         )
     except FloatingPointError:
         raise UserError(
             f"the Hessian of {name} is not finite where the loss is {at_home:.3g}; look at other "
             "weights (--epoch), or at what the model divides by or takes roots of"
         ) from None
-    trace = estimate_trace(
-        loss.product,
-        pairs,
-        seed=seed,
-        tell=lambda done, expected: show("trace", done, expected),
+    watcher.end(f"{name}: eigenvalues")
+    (axes,) = pairs.vectors
+    trace, trace_error, trace_products = estimate_trace(
+        loss.product, pairs.values, axes, seed=seed, tell=partial(show, "trace")
     )
+    watcher.end(f"{name}: trace")
     points, fine, coarse = 0, request.grid, request.plane_grid
-    num_planes = 1 + (len(pairs.vectors) > 1)
+    num_planes = 1 + (len(axes) > 1)
     expected = 2 * (2 * (fine // 2) + 1) + num_planes * coarse**2 + 2 * RISE_DIRECTIONS
 
     def loss_at(weights: Tensor) -> float:
@@ -307,15 +376,14 @@ def _explore(
     near = EIGEN_SHARE * far
     first, second = (filter_normalised(parameters, seed, i) for i in range(2))
     around = (filter_normalised(parameters, seed, i) for i in range(RISE_DIRECTIONS))
-    axes = pairs.vectors
-    return {
+    found = {
         "loss": at_home,
         "eigenvalues": pairs.values,
         "residuals": pairs.residuals,
         "tolerance": pairs.tolerance,
-        "trace": trace.value,
-        "trace_error": trace.standard_error,
-        "num_products": pairs.num_products + trace.num_products,
+        "trace": trace,
+        "trace_error": trace_error,
+        "num_products": pairs.num_products + trace_products,
         "rise": rise(loss_at, home, around, far / 2.0, at_home),
         "random_line": line(loss_at, home, first, far, fine),
         "random_plane": plane(loss_at, home, first, second, far, coarse),
@@ -323,7 +391,9 @@ def _explore(
         "eigen_plane": plane(loss_at, home, axes[0], axes[1], near, coarse)
         if num_planes == 2
         else None,
-    }, axes
+    }
+    watcher.end(f"{name}: landscape")
+    return found, axes
 
 
 def _position(run: ReopenedRun, epoch: Epoch | None) -> dict[str, Any]:

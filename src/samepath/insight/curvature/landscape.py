@@ -9,15 +9,13 @@ the Hessian have length 1: their distance is a distance in the space of weights.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from samepath.insight.curvature.hessian import flatten
+from samepath.insight.curvature.hessian import flatten, mean_and_error
 from samepath.keys import key
 
 LossAt = Callable[[Tensor], float]
@@ -75,15 +73,14 @@ def places(radius: float, num: int) -> list[float]:
 
 def line(loss_at: LossAt, home: Tensor, direction: Tensor, radius: float, num: int) -> Line:
     where = places(radius, num)
-    return Line(places=where, losses=[loss_at(home + place * direction) for place in where])
+    return Line(places=where, losses=[loss_at(home + x * direction) for x in where])
 
 
 def plane(
     loss_at: LossAt, home: Tensor, first: Tensor, second: Tensor, radius: float, num: int
 ) -> Plane:
     where = places(radius, num)
-    found = [loss_at(home + x * first + y * second) for y, x in itertools.product(where, where)]
-    rows = [found[row * len(where) : (row + 1) * len(where)] for row in range(len(where))]
+    rows = [[loss_at(home + x * first + y * second) for x in where] for y in where]
     return Plane(places=where, losses=rows)
 
 
@@ -95,11 +92,5 @@ def rise(
         (loss_at(home + distance * d) + loss_at(home - distance * d)) / 2.0 - at_home
         for d in directions
     ]
-    mean = sum(found) / len(found)
-    variance = sum((value - mean) ** 2 for value in found) / (len(found) - 1)
-    return Rise(
-        distance=distance,
-        mean=mean,
-        standard_error=math.sqrt(variance / len(found)),
-        num_directions=len(found),
-    )
+    mean, error = mean_and_error(found)
+    return Rise(distance=distance, mean=mean, standard_error=error, num_directions=len(found))

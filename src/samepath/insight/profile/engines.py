@@ -18,7 +18,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
 from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError, WorkerLost
-from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings, ring_bytes
 from samepath.insight.profile.recorder import PhaseRecorder, TimedCollective
 from samepath.keys import key
 from samepath.plan import Batch, divide
@@ -74,14 +72,13 @@ def shares_of(
         every = map(plan.batch, itertools.count())
         return (batch for batch in every if len(batch.examples) == plan.batch_size)
 
-    requests = (
-        GrainRequest(batch.epoch, examples)
-        for batch in batches()
-        for examples in divide(batch, session.num_workers, exact=exact)
-        .grains(session.worker)
-        .values()
-    )
-    grains = recorder.each("load", source.load(requests))
+    def requests() -> Iterator[GrainRequest]:
+        for batch in batches():
+            mine = divide(batch, session.num_workers, exact=exact).grains(session.worker)
+            yield from (GrainRequest(batch.epoch, examples) for examples in mine.values())
+
+    load = recorder.timed("load", source.load(requests()).__next__)
+    grains = (load() for _ in itertools.count())
     return (WorkerBatch(batch, grains) for batch in batches())
 
 
@@ -202,6 +199,11 @@ class PlainLoop(Engine):
             raise
 
 
+def ring_bytes(num_bytes: int, num_workers: int) -> int:
+    """Bytes that each worker sends to sum so many in a ring."""
+    return round(2 * (num_workers - 1) / num_workers * num_bytes)
+
+
 class Ddp(Reducer):
     """torch's DistributedDataParallel as it comes: static buckets of 25 MiB (the first one of 1),
     all-reduced by gloo while backward goes on. It waits inside of backward; the wait begins with
@@ -245,61 +247,3 @@ class Ddp(Reducer):
         ended, computed = self._recorder.now(), max(self._last, began)
         self._recorder.note("backward", began, computed)
         self._recorder.note("wait", computed, ended)
-
-
-class Queued(Reducer):
-    """Horovod's way, written here: gradients are announced to a QueueReduction as they come. A
-    parameter without one is announced as zeros after backward, as Horovod's optimizer does."""
-
-    def __init__(
-        self, model: nn.Module, peers: Peers, recorder: PhaseRecorder, settings: QueueSettings
-    ) -> None:
-        self.module = model
-        self._recorder = recorder
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._queue = QueueReduction(peers, len(self._parameters), recorder, settings)
-        self._announced = [False] * len(self._parameters)
-        for index, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._announce, index))
-
-    def _announce(self, index: int, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        self._announced[index] = True
-        self._queue.announce(index, parameter.grad)
-
-    def backward(self, loss: Tensor, scale: float) -> None:
-        recorder = self._recorder
-        self._announced = [False] * len(self._parameters)
-        began = recorder.now()
-        loss.backward(torch.full_like(loss, scale))
-        for index, parameter in enumerate(self._parameters):
-            if not self._announced[index]:
-                parameter.grad = torch.zeros_like(parameter)
-                self._announce(index, parameter)
-        recorder.note("backward", began, recorder.now())
-        recorder.timed("wait", self._queue.wait)()
-
-    def running(self) -> AbstractContextManager[None]:
-        return self._queue.running()
-
-
-def make_engine(
-    name: str,
-    recipe: Recipe,
-    options: Options,
-    session: Session,
-    recorder: PhaseRecorder,
-    peers: Peers | None,
-    settings: QueueSettings,
-) -> Engine:
-    """An engine on the workers of a session; `ddp` and `queue` need a Peers each."""
-    if peers is None:
-        assert name == "samepath"
-        return Samepath(recipe, options, session, recorder)
-
-    def reducer(model: nn.Module) -> Reducer:
-        if name == "ddp":
-            return Ddp(model, peers, recorder)
-        return Queued(model, peers, recorder, settings)
-
-    return PlainLoop(recipe, options, session, recorder, reducer)

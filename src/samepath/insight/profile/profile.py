@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,22 +23,28 @@ import torch
 
 from samepath.console import SilentWatcher, Watcher
 from samepath.engine.comm.collective import Collective
-from samepath.engine.comm.environment import machine_name, read_place
+from samepath.engine.comm.environment import Place, machine_name, read_place
 from samepath.engine.comm.network import Peers
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.options import Options, Overrides, recipe_of, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import Session, start
 from samepath.errors import UserError
-from samepath.insight.profile.engines import ENGINES, Engine, make_engine
-from samepath.insight.profile.queue_reduction import QueueSettings
+from samepath.insight.profile.engines import (
+    ENGINES,
+    Ddp,
+    Engine,
+    PlainLoop,
+    Reducer,
+    Samepath,
+)
+from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings
 from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, meet, numbers
 from samepath.owners import owned_folder
-from samepath.recipe import find_recipe
+from samepath.recipe import Recipe, find_recipe
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.stopwatch import NOISE_CORES, measure_step
-from samepath.timing.stopwatch_worker import BusyCores
+from samepath.timing.stopwatch import NOISE_CORES, BusyCores, measure_step
 
 STEPS = 10
 MEASURE_SECONDS = 30.0
@@ -102,17 +108,6 @@ class Profile:
     """Cores used by other processes meanwhile."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timings:
-    """What the workers noted, brought together."""
-
-    timelines: tuple[Timeline, ...]
-    clock: str
-    """How workers' clocks were brought together."""
-    busy_cores: float
-    """Cores used by other processes meanwhile."""
-
-
 def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | None:
     """Measure; None on workers but the first, where a launcher started this process."""
     if torch.cuda.is_available():
@@ -124,40 +119,43 @@ def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | N
     place = read_place(os.environ)
     recipe = find_recipe(request.recipe, request.data, request.keep, threads=request.threads or 1)
     options = resolve(recipe, request)
-    workers = _num_workers(request, options)
+    workers = _num_workers(request, options, place)
     exact = options.exact and "samepath" in request.engines
     refuse_recipe(recipe, replace(options, exact=exact), workers)
-    found: Timings | None
-    if place.launcher == "alone":
+    alone = place.launcher == "alone"
+    if alone:
         count = f"{workers} {'worker' if workers == 1 else 'workers'}"
         tell(f"profiling {options.recipe} on {count}: {', '.join(request.engines)}")
-        found = _launch(options, request, workers)
+        with owned_folder("profile-") as scratch:  # our own workers tell by a file
+            path = Path(scratch) / "found.json"
+            launch(_work, (options, request, path), workers)
+            found = json.loads(path.read_text())
     else:
         found = _work(options, request)
         if found is None:
             return None
-    idle = (os.cpu_count() or 1) - found.busy_cores
-    if idle < workers * options.threads - NOISE_CORES:
-        tell(f"other processes used {found.busy_cores:.1f} cores: times may be too long")
+    busy_cores = found["busy_cores"]
+    if (os.cpu_count() or 1) - busy_cores < workers * options.threads - NOISE_CORES:
+        tell(f"other processes used {busy_cores:.1f} cores: times may be too long")
     measured = None
-    if request.measure and place.launcher == "alone":
+    if request.measure and alone:
         measured = measure_step(options, seconds=MEASURE_SECONDS, tell=tell)
     elif request.measure:
         tell(f"under {place.launcher} steps are not taken apart: there is no measured.json")
+    timelines = timelines_of(found["events"], workers)
     return Profile(
         options=options,
         num_workers=workers,
         queue=request.queue,
-        clock=found.clock,
-        timelines=found.timelines,
-        numbers=tuple(map(numbers, found.timelines)),
+        clock=found["clock"],
+        timelines=timelines,
+        numbers=tuple(map(numbers, timelines)),
         measured=measured,
-        busy_cores=found.busy_cores,
+        busy_cores=busy_cores,
     )
 
 
-def _num_workers(request: ProfileRequest, options: Options) -> int:
-    place = read_place(os.environ)
+def _num_workers(request: ProfileRequest, options: Options, place: Place) -> int:
     workers: int | str = request.num_workers
     if place.launcher != "alone":
         if workers not in ("auto", place.num_workers):
@@ -180,35 +178,11 @@ def _num_workers(request: ProfileRequest, options: Options) -> int:
 # ---- the workers
 
 
-def _launch(options: Options, request: ProfileRequest, workers: int) -> Timings:
-    """Take all steps on workers of our own, which tell by a file."""
-    with owned_folder("profile-") as scratch:
-        path = Path(scratch) / "found.json"
-        launch(_launched, (options, request, path), workers)
-        found = json.loads(path.read_text())
-    return Timings(
-        clock=found["clock"],
-        busy_cores=found["busy_cores"],
-        timelines=tuple(
-            Timeline(
-                engine=name, num_workers=workers, events=tuple(TimelineEvent(*row) for row in rows)
-            )
-            for name, rows in found["events"].items()
-        ),
-    )
-
-
-def _launched(options: Options, request: ProfileRequest, path: Path) -> None:
-    """A worker's life under our launcher; worker 0 writes what was found to a file."""
-    found = _work(options, request)
-    if found is not None:
-        events = {timeline.engine: timeline.events for timeline in found.timelines}
-        content = {"clock": found.clock, "busy_cores": found.busy_cores, "events": events}
-        path.write_text(json.dumps(content))
-
-
-def _work(options: Options, request: ProfileRequest) -> Timings | None:
-    """Take all steps of all engines on one worker; what all noted, on worker 0."""
+def _work(
+    options: Options, request: ProfileRequest, path: Path | None = None
+) -> dict[str, Any] | None:
+    """Take all steps of all engines on one worker; what all noted, on worker 0, which writes it to
+    the file if there is one."""
     with start(seed=options.seed, threads=options.threads) as session:
         recorders = {name: PhaseRecorder(session.worker) for name in request.engines}
         peers = {name: Peers(PEER_SECONDS) for name in request.engines if name != "samepath"}
@@ -221,11 +195,35 @@ def _work(options: Options, request: ProfileRequest) -> Timings | None:
             busy = BusyCores()
             _take_turns(request, session, engines, recorders)
             busy_cores = busy.others(session.collective)
-            return gather(session.collective, recorders, busy_cores)
+            found = gather(session.collective, recorders)
         finally:
             engines = {}  # they hold process groups, whose threads end with the last reference
             for each in peers.values():
                 each.close()
+    if found is not None:
+        found["busy_cores"] = busy_cores
+        if path is not None:
+            path.write_text(json.dumps(found))
+    return found
+
+
+def make_engine(
+    name: str,
+    recipe: Recipe,
+    options: Options,
+    session: Session,
+    recorder: PhaseRecorder,
+    peers: Peers | None,
+    settings: QueueSettings,
+) -> Engine:
+    """An engine on the workers of a session; `ddp` and `queue` need a Peers each."""
+    if peers is None:
+        assert name == "samepath"
+        return Samepath(recipe, options, session, recorder)
+    reducer: Callable[..., Reducer] = (
+        Ddp if name == "ddp" else partial(QueueReduction, settings=settings)
+    )
+    return PlainLoop(recipe, options, session, recorder, lambda m: reducer(m, peers, recorder))
 
 
 def _take_turns(
@@ -273,50 +271,49 @@ def take_step(engine: Engine, recorder: PhaseRecorder, number: int | None) -> No
 # ---- bringing notes together
 
 
-def gather(
-    collective: Collective, recorders: Mapping[str, PhaseRecorder], busy_cores: float
-) -> Timings | None:
-    """All workers' notes as timelines, on worker 0."""
+def gather(collective: Collective, recorders: Mapping[str, PhaseRecorder]) -> dict[str, Any] | None:
+    """All workers' events by engine, and how their clocks were brought together, on worker 0."""
     offset, clock = set_clock(collective, PhaseRecorder.now)
     notes = {
-        name: [
-            [e._replace(begin=e.begin - offset, end=e.end - offset) for e in events]
-            for events in (recorder.events, recorder.shared)
-        ]
+        name: [e._replace(begin=e.begin - offset, end=e.end - offset) for e in recorder.events]
         for name, recorder in recorders.items()
     }
     records = collective.gather_bytes(json.dumps(notes).encode())
     if collective.worker != 0:
         return None
     all_notes: list[dict[str, Any]] = [json.loads(record) for record in records]
-    timelines = []
-    for name in recorders:
-        own, shared = (
-            [TimelineEvent(*row) for n in all_notes for row in n[name][i]] for i in range(2)
+    events = {}
+    for name, recorder in recorders.items():
+        found = [TimelineEvent(*row) for notes_of_one in all_notes for row in notes_of_one[name]]
+        found = meet(found) if recorder.in_memory else found
+        events[name] = sorted(found, key=lambda e: (e.begin, -e.end, e.worker))
+    return {"clock": clock, "events": events}
+
+
+def timelines_of(events: Mapping[str, Sequence[Any]], num_workers: int) -> tuple[Timeline, ...]:
+    """Timelines of events by engine, as they are or as JSON has them."""
+    return tuple(
+        Timeline(
+            engine=name, num_workers=num_workers, events=tuple(TimelineEvent(*e) for e in rows)
         )
-        events = sorted([*own, *meet(shared)], key=lambda e: (e.begin, -e.end, e.worker))
-        timelines.append(
-            Timeline(engine=name, num_workers=collective.num_workers, events=tuple(events))
-        )
-    return Timings(timelines=tuple(timelines), clock=clock, busy_cores=busy_cores)
+        for name, rows in events.items()
+    )
 
 
 def set_clock(collective: Collective, now: Callable[[], float]) -> tuple[float, str]:
     """How far this worker's clock is ahead of worker 0's, and how that is known.
 
     All workers leave a barrier at about the same time; the median over some tells clocks apart."""
-    names = collective.gather_bytes(machine_name().encode())
-    if len(set(names)) == 1:
+    machines = len(set(collective.gather_bytes(machine_name().encode())))
+    if machines == 1:
         return 0.0, ONE_CLOCK
     times = []
     for _ in range(BARRIERS):
         collective.agree(True)
         times.append(now())
     all_times = collective.gather_rows(np.array(times))
-    apart = [np.sort(mine - all_times[0]) for mine in all_times]
-    spread = max(float(each[-1 - BARRIERS // 4] - each[BARRIERS // 4]) for each in apart)
-    offset = statistics.median(apart[collective.worker].tolist())
-    machines = len(set(names))
-    return offset, (
-        f"{machines} machines: clocks set by {BARRIERS} barriers, to about {1e3 * spread:.2g} ms"
+    low, middle, high = np.quantile(all_times - all_times[0], [0.25, 0.5, 0.75], axis=1)
+    return float(middle[collective.worker]), (
+        f"{machines} machines: clocks set by {BARRIERS} barriers, to about "
+        f"{1e3 * float((high - low).max()):.2g} ms"
     )

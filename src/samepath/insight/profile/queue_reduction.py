@@ -1,4 +1,4 @@
-"""Horovod's way of summing gradients, with real processes.
+"""Horovod's way of summing gradients, with real processes: the Reducer of the engine `queue`.
 
 In: gradients, announced on every worker in whatever order they come. Out: their sums, in place. A
 thread beside the worker goes round in cycles: it tells the coordinator (worker 0) which tensors are
@@ -20,12 +20,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from samepath.engine.comm.network import Peers
 from samepath.errors import UserError, WorkerLost
+from samepath.insight.profile.engines import Reducer, ring_bytes
 from samepath.insight.profile.recorder import PhaseRecorder
 
 
@@ -50,34 +52,6 @@ class QueueSettings:
             )
 
 
-def ring_bytes(num_bytes: int, num_workers: int) -> int:
-    """Bytes that each worker sends to sum so many in a ring."""
-    return round(2 * (num_workers - 1) / num_workers * num_bytes)
-
-
-class Coordinator:
-    """Knows which tensors all workers have announced; lives on worker 0 and knows no network."""
-
-    def __init__(self, num_tensors: int, num_workers: int) -> None:
-        self._num_workers = num_workers
-        self._announced = [0] * num_tensors
-        self._order: list[int] = []
-        """Tensors that worker 0 has announced and that are not agreed on yet."""
-
-    def agree(self, mine: Sequence[int], announced: Tensor) -> list[int]:
-        """The tensors that all workers have announced by now, in the order in which they are to be
-        summed. `mine`: what worker 0 has announced this cycle, in order; `announced`: 1 where a
-        worker (row) has announced a tensor (column) this cycle."""
-        self._order += mine
-        for index, count in enumerate(announced.sum(dim=0, dtype=torch.int64).tolist()):
-            self._announced[index] += count
-        agreed = [i for i in self._order if self._announced[i] == self._num_workers]
-        for index in agreed:
-            self._announced[index] = 0
-        self._order = [i for i in self._order if i not in agreed]
-        return agreed
-
-
 def fuse(
     agreed: Sequence[int], tensors: Sequence[Tensor], fusion_bytes: int
 ) -> Iterator[list[int]]:
@@ -97,25 +71,50 @@ def fuse(
         yield group
 
 
-class QueueReduction:
-    """One worker's end of the queue, and the thread that serves it."""
+class QueueReduction(Reducer):
+    """One worker's end of the queue, and the thread that serves it. A parameter without a gradient
+    is announced as zeros after backward, as Horovod's optimizer does."""
 
     def __init__(
-        self, peers: Peers, num_tensors: int, recorder: PhaseRecorder, settings: QueueSettings
+        self, model: nn.Module, peers: Peers, recorder: PhaseRecorder, settings: QueueSettings
     ) -> None:
+        self.module = model
         self._peers = peers
         self._recorder = recorder
         self._settings = settings
-        self._timeout = peers.timeout_seconds
-        self._coordinator = Coordinator(num_tensors, peers.num_workers)
-        self._num_tensors = num_tensors
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        for index, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
         self._changed = threading.Condition()
-        self._tensors: list[Tensor] = [torch.empty(0)] * num_tensors
+        self._tensors: list[Tensor] = [torch.empty(0)] * len(self._parameters)
+        self._announced: set[int] = set()
         self._new: list[int] = []
         self._waiting: set[int] = set()
         self._stopping = False
         self._error: BaseException | None = None
         self._buffers: dict[torch.dtype, Tensor] = {}
+        # what the coordinator, worker 0, knows
+        self._order: list[int] = []
+        """Tensors that worker 0 has announced and that are not agreed on yet."""
+        self._counts = torch.zeros(len(self._parameters), dtype=torch.int64)
+        """How many workers have announced each tensor."""
+
+    def backward(self, loss: Tensor, scale: float) -> None:
+        recorder = self._recorder
+        self._announced.clear()
+        began = recorder.now()
+        loss.backward(torch.full_like(loss, scale))
+        for index, parameter in enumerate(self._parameters):
+            if index not in self._announced:
+                parameter.grad = torch.zeros_like(parameter)
+                self._ready(index, parameter)
+        recorder.note("backward", began, recorder.now())
+        recorder.timed("wait", self.wait)()
+
+    def _ready(self, index: int, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self._announced.add(index)
+        self.announce(index, parameter.grad)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -133,10 +132,11 @@ class QueueReduction:
             raise
         with self._changed:
             self._stopping = True
-        thread.join(self._timeout)
+        seconds = self._peers.timeout_seconds
+        thread.join(seconds)
         self._raise()
         if thread.is_alive():
-            raise WorkerLost(f"waited {self._timeout:.0f} s for the other workers' queues to stop")
+            raise WorkerLost(f"waited {seconds:.0f} s for the other workers' queues to stop")
 
     def announce(self, index: int, tensor: Tensor) -> None:
         """Hand over a tensor that is ready to be summed in place."""
@@ -148,15 +148,14 @@ class QueueReduction:
 
     def wait(self) -> None:
         """Wait until every announced tensor is the sum."""
+        seconds = self._peers.timeout_seconds
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: not self._waiting or self._error is not None, self._timeout
-            )
+            done = self._changed.wait_for(lambda: not self._waiting or self._error, seconds)
             left = len(self._waiting)
         self._raise()
         if not done:
             raise WorkerLost(
-                f"waited {self._timeout:.0f} s for {left} tensors that not all workers announced"
+                f"waited {seconds:.0f} s for {left} tensors that not all workers announced"
             )
 
     def _raise(self) -> None:
@@ -181,14 +180,18 @@ class QueueReduction:
         with self._changed:
             mine, self._new = self._new, []
             stopping = self._stopping and not self._waiting
-        said = torch.zeros(self._num_tensors + 1, dtype=torch.uint8)
+        said = torch.zeros(len(self._tensors) + 1, dtype=torch.uint8)
         said[-1] = stopping
         said[mine] = 1
-        answer = torch.zeros(self._num_tensors + 2, dtype=torch.int32)
+        answer = torch.zeros(len(self._tensors) + 2, dtype=torch.int32)
         messages = self._peers.collect(said)
-        if messages:
+        if messages:  # on worker 0
             heard = torch.stack(messages)
-            agreed = self._coordinator.agree(mine, heard[:, :-1])
+            self._order += mine
+            self._counts += heard[:, :-1].sum(dim=0)
+            agreed = [i for i in self._order if self._counts[i] == self._peers.num_workers]
+            self._counts[agreed] = 0
+            self._order = [i for i in self._order if i not in agreed]
             answer[0], answer[1] = len(agreed), bool(heard[:, -1].all())
             answer[2 : 2 + len(agreed)] = torch.tensor(agreed, dtype=torch.int32)
         self._peers.spread(answer)
@@ -202,20 +205,18 @@ class QueueReduction:
         recorder = self._recorder
         step, began = recorder.step, recorder.now()
         tensors = [self._tensors[index] for index in group]
-        num_bytes = sum(tensor.nbytes for tensor in tensors)
         if len(tensors) == 1 and tensors[0].is_contiguous():
             self._peers.add(tensors[0])
         else:
             buffer = self._buffer(tensors)
-            sizes = [tensor.numel() for tensor in tensors]
-            pieces = buffer.split(sizes)
+            pieces = buffer.split([tensor.numel() for tensor in tensors])
             for piece, tensor in zip(pieces, tensors, strict=True):
                 piece.copy_(tensor.reshape(-1))
             self._peers.add(buffer)
             for piece, tensor in zip(pieces, tensors, strict=True):
                 tensor.copy_(piece.view(tensor.shape))
         name = f"buffer {group[0]} ({len(group)} tensors)"
-        sent = ring_bytes(num_bytes, self._peers.num_workers)
+        sent = ring_bytes(sum(t.nbytes for t in tensors), self._peers.num_workers)
         recorder.note_beside("reduction", began, recorder.now(), name, step, sent)
         with self._changed:
             self._waiting.difference_update(group)

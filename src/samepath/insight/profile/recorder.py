@@ -7,7 +7,7 @@ Guaranteed: nothing that is computed changes; a note costs about a microsecond.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -35,8 +35,9 @@ class PhaseRecorder:
     def __init__(self, worker: int) -> None:
         self.worker = worker
         self.events: list[TimelineEvent] = []
-        self.shared: list[TimelineEvent] = []
-        """Reductions in shared memory: with this worker's end, to `meet` the others'."""
+        self.in_memory = False
+        """Reductions go through shared memory: they are noted with this worker's end, and `meet`
+        the others'."""
         self.step: int | None = None
         """The step that is being timed."""
         self._open: tuple[MainPhase, float, str] | None = None
@@ -57,21 +58,12 @@ class PhaseRecorder:
         self._last = end
 
     def note_beside(
-        self,
-        phase: Phase,
-        begin: float,
-        end: float,
-        name: str,
-        step: int | None,
-        bytes_sent: int = 0,
-        *,
-        shared: bool = False,
+        self, phase: Phase, begin: float, end: float, name: str, step: int | None, sent: int = 0
     ) -> None:
         """Note what happened beside the main thread, in any thread: which step it belongs to is
-        given. `shared`: a reduction in shared memory that has ended as far as this worker goes."""
+        given."""
         if step is not None:
-            event = TimelineEvent(self.worker, step, phase, name, begin, end, bytes_sent)
-            (self.shared if shared else self.events).append(event)
+            self.events.append(TimelineEvent(self.worker, step, phase, name, begin, end, sent))
 
     def switch(self, phase: MainPhase | None, name: str = "") -> None:
         """Note that the main thread goes over to this phase (None: back to what it did before)."""
@@ -94,15 +86,6 @@ class PhaseRecorder:
             return made
 
         return call
-
-    def each(self, phase: MainPhase, values: Iterator[Made]) -> Iterator[Made]:
-        """Pass values on, each noted as it is fetched."""
-        fetch = self.timed(phase, lambda: next(values))
-        while True:
-            try:
-                yield fetch()
-            except StopIteration:
-                return
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Wrap a recipe so that its forward passes and augmentations are noted."""
@@ -127,6 +110,7 @@ class TimedCollective(Collective):
         self.num_workers = inner.num_workers
         self.device = inner.device
         self.recorder = recorder
+        recorder.in_memory = isinstance(inner, SharedMemory)
         self._inner = inner
         self._num_buckets = 0
 
@@ -152,7 +136,7 @@ class TimedCollective(Collective):
         """Bytes this worker sends to reduce a bucket. In memory: its sums and its chunk of the
         total. On the network: its sums' chunks to their owners and its own chunk's total to all
         workers (a ring's bytes where it has one sum)."""
-        in_memory = isinstance(self._inner, SharedMemory)
+        in_memory = self.recorder.in_memory
         part, sums = num_bytes / self.num_workers, reduction.num_sums[self.worker]
         others = self.num_workers if in_memory else self.num_workers - 1
         return round(part * (sums * others + (1 if in_memory else others)))
@@ -197,27 +181,25 @@ class TimedBucket(Bucket):
         self._bytes_sent = self._owner.bytes_sent(self._num_bytes, reduction)
 
     def launch(self) -> None:
-        recorder = self._recorder
-        self._step, self._launched = recorder.step, recorder.now()
-        recorder.switch("reduce", self._name)
-        self._inner.launch()
-        recorder.switch(None)
+        self._step, self._launched = self._recorder.step, self._recorder.now()
+        self._during("reduce", self._inner.launch)
 
     def progress(self) -> None:
         self._inner.progress()
 
     def add_chunk(self) -> None:
         self._settling = True
-        self._recorder.switch("wait", self._name)
-        self._inner.add_chunk()
-        self._recorder.switch(None)
+        self._during("wait", self._inner.add_chunk)
         self._settling = False
 
     def finish(self) -> Tensor:
-        self._recorder.switch("wait", self._name)
-        total = self._inner.finish()
+        return self._during("wait", self._inner.finish)
+
+    def _during(self, phase: MainPhase, act: Callable[[], Made]) -> Made:
+        self._recorder.switch(phase, self._name)
+        made = act()
         self._recorder.switch(None)
-        return total
+        return made
 
     def _told(self, point: str) -> None:
         recorder = self._recorder
@@ -226,14 +208,9 @@ class TimedBucket(Bucket):
         elif point == "added":
             self._added = recorder.now()
             recorder.switch("wait" if self._settling else None, self._name)
-        elif point == "complete":
-            recorder.switch("reduce", self._name)
-            self._note_reduction(self._added, shared=True)
-        else:  # arrived; another thread tells it
-            self._note_reduction(recorder.now())
-
-    def _note_reduction(self, end: float, *, shared: bool = False) -> None:
-        self._recorder.note_beside(
-            "reduction", self._launched, end, self._name, self._step, self._bytes_sent,
-            shared=shared,
-        )  # fmt: skip
+        else:  # complete, in memory, when all have added; or arrived, which another thread tells
+            end = self._added if recorder.in_memory else recorder.now()
+            if recorder.in_memory:
+                recorder.switch("reduce", self._name)
+            what = (self._launched, end, self._name, self._step, self._bytes_sent)
+            recorder.note_beside("reduction", *what)

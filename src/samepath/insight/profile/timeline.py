@@ -13,11 +13,12 @@ counts. A *reduction* is one bucket from launch to arrival: it travels while the
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
 
 from samepath.files import write_atomically
 
@@ -122,7 +123,10 @@ def numbers(timeline: Timeline) -> Numbers:
         step_seconds.append(max(s.end for s in spans) - max(s.begin for s in spans))
         whole += sum(span.end - span.begin for span in spans)
         all_computed = max((e.end for e in events if e.phase == "backward"), default=0.0)
-        launched = _launched_by_all(events)
+        launched: dict[str, float] = {}  # by the last worker: nothing can arrive before
+        for event in events:
+            if event.phase == "reduction":
+                launched[event.name] = max(launched.get(event.name, event.begin), event.begin)
         for worker in workers:
             mine = [event for event in events if event.worker == worker]
             own = self_times(mine)
@@ -137,12 +141,12 @@ def numbers(timeline: Timeline) -> Numbers:
     reductions = timeline.of("reduction")
     times = len(step_seconds) * timeline.num_workers
     seconds = {**phases, "other": max(whole - sum(phases.values()), 0.0)}
-    low, _, high = quartiles(step_seconds)
+    low, middle, high = np.quantile(step_seconds, [0.25, 0.5, 0.75]).tolist()
     return Numbers(
         engine=timeline.engine,
         num_workers=timeline.num_workers,
         num_steps=len(step_seconds),
-        step_seconds=statistics.median(step_seconds),
+        step_seconds=middle,
         step_low=low,
         step_high=high,
         phase_seconds={name: value / times for name, value in seconds.items()},
@@ -156,15 +160,6 @@ def numbers(timeline: Timeline) -> Numbers:
     )
 
 
-def _launched_by_all(events: Iterable[TimelineEvent]) -> dict[str, float]:
-    """When the last worker launched each reduction of a step: nothing can arrive before."""
-    found: dict[str, float] = {}
-    for event in events:
-        if event.phase == "reduction":
-            found[event.name] = max(found.get(event.name, event.begin), event.begin)
-    return found
-
-
 def self_times(events: Sequence[TimelineEvent]) -> dict[MainPhase, list[Interval]]:
     """When one worker was in each main phase; of events inside each other, the inner one's."""
     found: dict[MainPhase, list[Interval]] = {}
@@ -174,13 +169,6 @@ def self_times(events: Sequence[TimelineEvent]) -> dict[MainPhase, list[Interval
         found[phase] = minus(mine, taken)
         taken = union([*taken, *mine])
     return found
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
 
 
 # ---- intervals
@@ -232,12 +220,17 @@ def lanes(events: Iterable[TimelineEvent]) -> list[list[TimelineEvent]]:
 
 
 def meet(events: Sequence[TimelineEvent]) -> list[TimelineEvent]:
-    """Give reductions their end on the last worker: they end on all at once."""
-    ends: dict[tuple[int, str], float] = {}
+    """Give reductions in shared memory their end on the last worker: they end on all at once."""
+    ends: dict[tuple[int, str, str], float] = {}
     for event in events:
-        where = (event.step, event.name)
-        ends[where] = max(ends.get(where, event.end), event.end)
-    return [event._replace(end=ends[event.step, event.name]) for event in events]
+        what = (event.step, event.phase, event.name)
+        ends[what] = max(ends.get(what, event.end), event.end)
+    return [
+        event._replace(end=ends[event.step, event.phase, event.name])
+        if event.phase == "reduction"
+        else event
+        for event in events
+    ]
 
 
 # ---- Chrome trace
@@ -250,26 +243,26 @@ def chrome_trace(timeline: Timeline, about: Mapping[str, Any]) -> dict[str, Any]
     `about` is shown as the trace's metadata."""
     first = min(event.begin for event in timeline.events)
     rows: list[dict[str, Any]] = []
+
+    def describe(worker: int, track: int, what: str, **value: str | int) -> None:
+        rows.append({"ph": "M", "pid": worker, "tid": track, "name": what, "args": value})
+
     for worker in range(timeline.num_workers):
         beside = lanes(timeline.of("reduction", "negotiation", worker=worker))
         tracks = {"computing": timeline.of("step", *MAIN, worker=worker)}
         for number, lane in enumerate(beside, 1):
             tracks["reductions" + (f" ({number})" if len(beside) > 1 else "")] = lane
-        rows.append(_name(worker, 0, "process_name", {"name": f"worker {worker}"}))
-        rows.append(_name(worker, 0, "process_sort_index", {"sort_index": worker}))
-        for track, (name, events) in enumerate(tracks.items()):
-            rows.append(_name(worker, track, "thread_name", {"name": name}))
-            rows.append(_name(worker, track, "thread_sort_index", {"sort_index": track}))
+        describe(worker, 0, "process_name", name=f"worker {worker}")
+        describe(worker, 0, "process_sort_index", sort_index=worker)
+        for track, (title, events) in enumerate(tracks.items()):
+            describe(worker, track, "thread_name", name=title)
+            describe(worker, track, "thread_sort_index", sort_index=track)
             rows += [_complete(event, track, first) for event in events]
     return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": dict(about)}
 
 
 def write_trace(path: Path, timeline: Timeline, about: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(chrome_trace(timeline, about)) + "\n")
-
-
-def _name(worker: int, track: int, what: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "pid": worker, "tid": track, "name": what, "args": dict(value)}
 
 
 def _complete(event: TimelineEvent, track: int, first: float) -> dict[str, Any]:

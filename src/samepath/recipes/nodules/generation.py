@@ -12,9 +12,11 @@ files are written or none; existing files are never overwritten.
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,23 +76,18 @@ class CodeDensity:
         self.num_leading_ = int(np.searchsorted(kept, _LEADING_VARIANCE)) + 1
         whitened = self.pca_.transform(codes)
         names, counts = np.unique(category, return_counts=True)
-        self.kernels_ = {
-            str(name): self._kernel(whitened[category == name])
-            for name, count in zip(names, counts, strict=True)
-            if count >= MIN_EXAMPLES
-        }
+        self.kernels_: dict[str, Kernel] = {}
+        for name in names[counts >= MIN_EXAMPLES]:
+            codes_of = whitened[category == name]
+            scores = [_score(codes_of[:, : self.num_leading_], width) for width in _WIDTHS]
+            width = _WIDTHS[int(np.argmax(scores))]
+            self.kernels_[str(name)] = Kernel(codes_of, *_mean_and_factor(codes_of), width)
         if not self.kernels_:
             raise UserError(
                 f"the training nodules are too few to learn from: {len(codes)} in {len(names)} "
                 f"categories; at least {MIN_EXAMPLES} of one are needed"
             )
         return self
-
-    def _kernel(self, codes: Floats) -> Kernel:
-        leading = codes[:, : self.num_leading_]
-        scores = [_score(leading, width) for width in _WIDTHS]
-        mean, factor = _mean_and_factor(codes)
-        return Kernel(codes, mean, factor, _WIDTHS[int(np.argmax(scores))])
 
     def sample(self, category: str | None, keys: NDArray[np.uint64]) -> tuple[Floats, list[str]]:
         """A code for every key, and its category (drawn by its share of the training nodules
@@ -178,7 +175,7 @@ class Generator:
             raise UserError("the recipe's training data is not one tensor of volumes; make it one")
         self.model = model
         found = categories(recipe.train_facts)
-        self.has_categories = found is not None
+        self._has_categories = found is not None
         self.category = np.full(len(recipe.train), "all") if found is None else found
         self._sizes = side_mm(recipe.train_facts)
         codes = encode(model, recipe.train)
@@ -216,15 +213,13 @@ class Generator:
     def _refuse(self, category: str | None) -> None:
         if category is None or category in self.density.kernels_:
             return
-        if not self.has_categories:
+        if not self._has_categories:
             raise UserError(
                 f"--category {category}: the training data says nothing of categories; leave it "
                 "out, or give the data a malignancy, label or category for each nodule"
             )
-        known = ", ".join(
-            f"{name} ({count})"
-            for name, count in zip(*np.unique(self.category, return_counts=True), strict=True)
-        )
+        names, counts = np.unique(self.category, return_counts=True)
+        known = ", ".join(f"{name} ({count})" for name, count in zip(names, counts, strict=True))
         raise UserError(
             f"--category {category}: the training nodules are {known}; choose one with at least "
             f"{MIN_EXAMPLES}"
@@ -246,35 +241,28 @@ def render(mixture: Mixture, mass: Tensor, side: int) -> NDArray[np.float32]:
     """Mass times density, cut to [0, 1], as (N, side, side, side); a part at a time."""
     num_nodules, num_components = mixture.log_alpha.shape
     volumes = np.empty((num_nodules, side, side, side), np.float32)
-    for rows, planes in _parts(num_nodules, side, num_components):
+    num_planes = max(1, min(side, _CHUNK // (side * side * num_components)))
+    num_rows = max(1, _CHUNK // (side**3 * num_components))
+    starts = itertools.product(range(0, num_nodules, num_rows), range(0, side, num_planes))
+    for row, plane in starts:
+        rows, planes = slice(row, row + num_rows), slice(plane, plane + num_planes)
         part = Mixture(*(values[rows] for values in mixture))
         values = evaluate_density(part, side, planes) * mass[rows, None]
         volumes[rows, planes] = values.clamp_(0.0, 1.0).unflatten(1, (-1, side, side)).numpy()
     return volumes
 
 
-def _parts(num_nodules: int, side: int, num_components: int) -> Iterator[tuple[slice, slice]]:
-    """Pieces of nodules and planes small enough to be made at once."""
-    num_planes = max(1, min(side, _CHUNK // (side * side * num_components)))
-    num_rows = max(1, _CHUNK // (side**3 * num_components))
-    for row in range(0, num_nodules, num_rows):
-        for plane in range(0, side, num_planes):
-            yield slice(row, row + num_rows), slice(plane, plane + num_planes)
-
-
 def side_mm(facts: Mapping[str, NDArray[Any]]) -> Floats | None:
     """The cubes' sides in millimetres, where the facts tell."""
     for name, factor in (("side_mm", 1.0), ("extent_mm", CUBE_SIDE)):
         if name in facts:
-            try:
+            with suppress(ValueError):
                 sides = factor * np.asarray(facts[name]).astype(np.float64)
-            except ValueError as error:
-                raise UserError(
-                    f"the fact {name} is not a number for every nodule: {error}"
-                ) from None
-            if not (np.isfinite(sides).all() and sides.min() > 0):
-                raise UserError(f"the fact {name} must be above 0 for every nodule; correct it")
-            return sides
+                if np.isfinite(sides).all() and sides.min() > 0:
+                    return sides
+            raise UserError(
+                f"the fact {name} must be a number above 0 for every nodule; correct it"
+            )
     return None
 
 
@@ -307,7 +295,7 @@ class GenerateResult:
 
     out: Path
     files: list[Path]
-    """The figures and `judgement.json`."""
+    """`provenance.json` and the figures."""
     generated: Generated
     judgement: Judgement | None
     why_not_judged: str | None
@@ -327,12 +315,25 @@ def generate(request: GenerateRequest) -> GenerateResult:
     side = request.side or generator.model.side
     request.tell(f"generating {request.count} nodules")
     made = generator.generate(request.count, request.category, side=side, seed=request.seed)
-    provenance = _provenance(request, run, digest, made)
     native = made
     if side != generator.model.side:  # judged at the resolution the real ones have
         native = generator.generate(
             request.count, request.category, side=generator.model.side, seed=request.seed
         )
+    provenance = {
+        "made_by": "samepath generate",
+        "run": str(request.run.resolve()),
+        "epoch": request.epoch,
+        "weights_digest": digest,
+        "recipe": run.config["recipe"],
+        "data": run.config.get("data"),
+        "count": request.count,
+        "category": request.category or "all",
+        "seed": request.seed,
+        "side": side,
+        "density": made.density,
+        "versions": versions(),
+    }
     with folder_aside(out) as aside:
         files, verdict, why_not = _judge(request, run, generator, native.volumes, aside)
         if verdict is not None:
@@ -386,25 +387,6 @@ def _place(aside: Path, out: Path) -> dict[str, Path]:
     return placed
 
 
-def _provenance(
-    request: GenerateRequest, run: ReopenedRun, digest: str, made: Generated
-) -> dict[str, Any]:
-    return {
-        "made_by": "samepath generate",
-        "run": str(request.run.resolve()),
-        "epoch": request.epoch,
-        "weights_digest": digest,
-        "recipe": run.config["recipe"],
-        "data": run.config.get("data"),
-        "count": request.count,
-        "category": request.category or "all",
-        "seed": request.seed,
-        "side": made.volumes.shape[1],
-        "density": made.density,
-        "versions": versions(),
-    }
-
-
 def _judge(
     request: GenerateRequest,
     run: ReopenedRun,
@@ -434,21 +416,16 @@ def _judge(
     if len(volumes) < MIN_HELD_OUT:
         return ["nodules.png"], None, f"{len(volumes)} generated nodules are too few to judge"
     request.tell("judging them against held-out real nodules")
-    draw_measures(
-        _measures(volumes),
-        _measures(held_out),
-        folder / "measures.png",
-        labels=("generated", "real, held out"),
+    made, real = (
+        dict(zip(MEASURES, measure(of).T.astype(np.float64), strict=True))
+        for of in (volumes, held_out)
     )
+    draw_measures(made, real, folder / "measures.png", labels=("generated", "real, held out"))
     training = as_images(train).squeeze(1).numpy()
     is_alike = np.isin(generator.category, request.category or generator.category)
     reconstructed = reconstruct(generator.model, valid).clip(0.0, 1.0)
     verdict = judge(volumes, held_out, training, reconstructed, alike=training[is_alike])
     return ["nodules.png", "measures.png"], verdict, None
-
-
-def _measures(volumes: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
-    return dict(zip(MEASURES, measure(volumes).T.astype(np.float64), strict=True))
 
 
 def _write(

@@ -40,75 +40,65 @@ def draw_run(run: ReopenedRun, folder: Path) -> Sequence[Section]:
     rows = order[[round(rank * (len(order) - 1)) for rank in RANKS]]
     originals = as_images(valid[rows])
     facts = {name: values[rows] for name, values in run.recipe.valid_facts.items()}
-    names = nodule_names(facts, rows)
+    names = _names(facts, rows)
+    sections: list[Section] = []
 
-    picture = folder / "reconstructions.png"
+    def picture(name: str, heading: str, words: str) -> Path:
+        sections.append(Section(heading=heading, words=words, picture=folder / name))
+        return folder / name
+
+    ranks = ", ".join(f"{rank:.0%}" for rank in RANKS)
     draw_reconstructions(
         _array(originals),
         _array(model(originals)),
-        picture,
+        picture(
+            "reconstructions.png",
+            "Original and estimated nodules",
+            f"Nodules of validation; {ranks} of all had a smaller error.",
+        ),
         names=names,
         errors=errors[rows].tolist(),
     )
-    ranks = ", ".join(f"{rank:.0%}" for rank in RANKS)
-    sections = [
-        Section(
-            heading="Original and estimated nodules",
-            words=f"Nodules of validation; {ranks} of all had a smaller error.",
-            picture=picture,
-        )
-    ]
-
     originals, names = originals[:NUM_DETAILED], names[:NUM_DETAILED]
-    picture = folder / "ellipsoids.png"
     mixture = model.mixture(originals)
     draw_ellipsoids(
         _array(originals),
         mixture.log_alpha.exp().numpy(),
         mixture.mu.numpy(),
         covariances(mixture).numpy(),
-        picture,
+        picture(
+            "ellipsoids.png",
+            "The mixtures",
+            "Each ellipsoid is one Gaussian at one standard deviation.",
+        ),
         names=names,
     )
-    sections.append(
-        Section(
-            heading="The mixtures",
-            words="Each ellipsoid is one Gaussian at one standard deviation.",
-            picture=picture,
-        )
-    )
-
     losses = run.losses_by_epoch()
     models = {e: run.model(e)[0] for e in run.kept_epochs() if e == 0 or e in losses}
     if models:
-        picture = folder / "sharpening.png"
         draw_sharpening(
             _array(originals),
             np.stack([_array(model(originals)) for model in models.values()]),
             list(models),
-            picture,
+            picture(
+                "sharpening.png",
+                "Coarse shape first, detail late",
+                "The central axial slice as the model saw it after so many epochs.",
+            ),
             names=names,
             losses=[losses[e] if e else float(_errors(m, valid).mean()) for e, m in models.items()],
-        )
-        sections.append(
-            Section(
-                heading="Coarse shape first, detail late",
-                words="The central axial slice as the model saw it after so many epochs.",
-                picture=picture,
-            )
         )
     return sections
 
 
-def nodule_names(facts: Facts, rows: NDArray[np.int64]) -> list[str]:
+def _names(facts: Facts, rows: NDArray[np.int64]) -> list[str]:
     """What to call nodules in a figure: category and size where known, else row numbers."""
     kinds = categories(facts)
     names = []
     for place, row in enumerate(rows):
         words = [] if kinds is None else [str(kinds[place])]
-        for fact in ("extent_mm", "diameter_mm"):
-            if fact in facts:
-                words.append(f"{facts[fact][place]:.0f} mm")
+        sizes = [facts[fact][place] for fact in ("extent_mm", "diameter_mm") if fact in facts]
+        words += [f"{size:.0f} mm" for size in sizes]
         names.append(", ".join(words) or f"row {row}")
     return names
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data.formats.lidc import NUM_VALIDATION, load_lidc_shapes, split_by_patient
-from samepath.data.split import Rows, split_by_group
+from samepath.data.formats.listing import Rows, split_by_group
 from samepath.recipe import Recipe
 from samepath.recipes.nodules.deepdensity import DeepDensity, mean_squared_log_error
 
@@ -26,19 +26,17 @@ if TYPE_CHECKING:
     from samepath.report.page import Section
 
 Facts = Mapping[str, NDArray[Any]]
+_Split = tuple[NDArray[Any], Facts, Rows, Rows]
+"""Volumes, what is known of each, and the rows for training and for validation."""
 KEEP_WEIGHTS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 400)
 """Enough to see the coarse shape come first and the detail late."""
 
 
 def nodules(data: Path | None = None) -> Recipe:
     """The paper's configuration, on 2395 training nodules."""
-    return _recipe(
-        *(_lidc() if data is None else _own(data)),
-        epochs=400,
-        # The paper's 0.0016384 belongs to its images. On these shapes a run of 249 epochs (seed 0)
-        # went below 0.003 after 18, reached its lowest, 0.0028, after 33, and then over-fitted.
-        target=0.003 if data is None else None,
-    )
+    # The paper's target of 0.0016384 belongs to its images. On these shapes a run of 249 epochs
+    # (seed 0) went below 0.003 after 18, reached its lowest, 0.0028, after 33, then over-fitted.
+    return _recipe(data, epochs=400, target=0.003)
 
 
 def nodules_small(data: Path | None = None) -> Recipe:
@@ -47,14 +45,8 @@ def nodules_small(data: Path | None = None) -> Recipe:
     LUNA16 keeps what three of the four readers drew: 1391 of the 2651 nodules here, 1135 of them
     for training. An epoch takes about three seconds of one core.
     """
-    return _recipe(
-        *(_lidc(min_readers=3) if data is None else _own(data)),
-        num_filters=16,
-        num_components=25,
-        epochs=20,
-        # Plain loops got there after 6, 7 and 8 epochs (seeds 0, 1, 2); 0.0031-0.0032 after 15.
-        target=0.004 if data is None else None,
-    )
+    # Plain loops reached the target after 6, 7 and 8 epochs (seeds 0, 1, 2); 0.0031-0.0032 after 15
+    return _recipe(data, epochs=20, target=0.004, num_filters=16, num_components=25, min_readers=3)
 
 
 def reconstruction_loss(model: nn.Module, volumes: Tensor) -> Tensor:
@@ -87,37 +79,32 @@ def categories(facts: Facts) -> NDArray[np.str_] | None:
     return None
 
 
-class _Part(NamedTuple):
-    """Volumes, with what is known of them."""
-
-    volumes: Tensor
-    facts: Facts
-
-
 def _recipe(
-    train: _Part,
-    valid: _Part,
+    data: Path | None,
     *,
     epochs: int,
-    target: float | None,
+    target: float,
     num_filters: int = 32,
     num_components: int = 50,
+    min_readers: int = 1,
 ) -> Recipe:
-    side = train.volumes.shape[-1]
+    """A recipe on the LIDC shapes, or on a person's own volumes, for which no target is known."""
+    volumes, facts, train, valid = _lidc(min_readers) if data is None else _own(data)
+    side = volumes.shape[-1]
     return Recipe(
         model=lambda: DeepDensity(
             side=side, num_filters=num_filters, num_components=num_components
         ),
-        train=train.volumes,
-        valid=valid.volumes,
-        train_facts=train.facts,
-        valid_facts=valid.facts,
+        train=torch.from_numpy(volumes[train]),
+        valid=torch.from_numpy(volumes[valid]),
+        train_facts={name: values[train] for name, values in facts.items()},
+        valid_facts={name: values[valid] for name, values in facts.items()},
         loss=reconstruction_loss,
         optimizer=_adam,
         batch_size=32,
         grain_size=8,
         epochs=epochs,
-        target=target,
+        target=target if data is None else None,
         keep_weights=KEEP_WEIGHTS,
         show=_show,
     )
@@ -133,36 +120,24 @@ def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.00105, betas=(0.9, 0.999), eps=1e-8, fused=True)
 
 
-def _lidc(min_readers: int = 1) -> tuple[_Part, _Part]:
+def _lidc(min_readers: int) -> _Split:
     shapes = load_lidc_shapes()
     kept = np.flatnonzero(shapes.readers >= min_readers)
-    facts: Facts = {
-        "malignancy": shapes.malignancy,
-        "extent_mm": shapes.extent_mm,
-        "readers": shapes.readers,
-        "patient": shapes.patient,
-        "scan": shapes.scan,
-    }
+    names = ("malignancy", "extent_mm", "readers", "patient", "scan")
+    facts = {name: getattr(shapes, name) for name in names}
     train, valid = split_by_patient(shapes.patient[kept])
-    return _split(shapes.volumes, facts, kept[train], kept[valid])
+    return shapes.volumes, facts, kept[train], kept[valid]
 
 
-def _own(path: Path) -> tuple[_Part, _Part]:
+def _own(path: Path) -> _Split:
     """Volumes from disk: split as the file says, or a fifth (at most 256) for validation."""
     from samepath.data.formats.volumes import load_volumes
 
     volumes = load_volumes(path)
-    facts: Facts = volumes.facts | {"name": np.array(volumes.names)}
+    facts = volumes.facts | {"name": np.array(volumes.names)}
     if volumes.split is not None:
         said = np.array(volumes.split)
         train, valid = np.flatnonzero(said == "train"), np.flatnonzero(said == "valid")
     else:
         train, valid = split_by_group(volumes.group, min(NUM_VALIDATION, len(volumes.names) // 5))
-    return _split(volumes.cubes, facts, train, valid)
-
-
-def _split(volumes: NDArray[Any], facts: Facts, train: Rows, valid: Rows) -> tuple[_Part, _Part]:
-    def part(rows: Rows) -> _Part:
-        return _Part(torch.from_numpy(volumes[rows]), {n: v[rows] for n, v in facts.items()})
-
-    return part(train), part(valid)
+    return volumes.cubes, facts, train, valid

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samepath.insight.advise.advice import NoisePoint, example_efficiency
-from samepath.insight.advise.judge import (
+from samepath.insight.advise.runs import (
     MOST_POINTS,
     critical_batch,
     judge,

@@ -17,8 +17,7 @@ from samepath.cli.simulate import parse_worker_range, simulate
 from samepath.errors import UserError
 from samepath.insight.simulate import POLICIES, default_workers, ordinal, parse_policy
 from samepath.timing.measured import read_measured, write_measured
-from samepath.timing.model import workload_from
-from samepath.timing.policies import Buckets, Queue
+from samepath.timing.model import Buckets, Queue, workload_from
 
 
 @pytest.fixture

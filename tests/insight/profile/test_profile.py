@@ -1,14 +1,20 @@
-"""What `samepath profile` refuses, before it measures anything; and what its tables say."""
+"""What `samepath profile` refuses, before it measures anything; its turns; its clocks."""
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from samepath.cli import main
+from samepath.engine.comm.collective import Alone, Record
 from samepath.insight.profile import profile as profile_module
-from samepath.insight.profile.profile import TURN, WARM_UP, turns
+from samepath.insight.profile.profile import ONE_CLOCK, TURN, WARM_UP, set_clock, turns
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +68,41 @@ def test_turns_have_every_step_once_and_drop_the_first(steps: int) -> None:
     for turn in found:
         assert turn[0] is None
         assert sum(step is not None for step in turn) <= TURN
+
+
+class Threads(Alone):
+    """Workers that are threads of this process."""
+
+    def __init__(self, worker: int, barrier: threading.Barrier, table: list[Record]) -> None:
+        super().__init__(torch.device("cpu"))
+        self.worker, self.num_workers = worker, barrier.parties
+        self._barrier, self._table = barrier, table
+
+    def gather(self, record: Record) -> list[Record]:
+        self._table[self.worker] = record.copy()
+        self._barrier.wait()
+        records = list(self._table)
+        self._barrier.wait()
+        return records
+
+
+@pytest.mark.parametrize("machines", [1, 3])
+def test_clocks_of_several_machines_are_set(machines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = [0.0, 1234.5, -60.0]
+    barrier = threading.Barrier(3, timeout=20.0)
+    table = [np.zeros(0, np.uint8)] * 3
+    here = threading.local()
+    monkeypatch.setattr(profile_module, "machine_name", lambda: f"host {here.worker % machines}")
+
+    def worker(number: int) -> tuple[float, str]:
+        here.worker = number
+        clock = ahead[number]
+        return set_clock(Threads(number, barrier, table), lambda: time.perf_counter() + clock)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(worker, range(3)))
+    if machines == 1:
+        assert found == [(0.0, ONE_CLOCK)] * 3
+        return
+    assert [offset for offset, _ in found] == pytest.approx(ahead, abs=0.05)
+    assert all(words.startswith("3 machines: clocks set by") for _, words in found)

@@ -8,25 +8,30 @@ from pathlib import Path
 
 import pytest
 from measured_steps import made
+from torch import nn
 
 from samepath.engine.run.options import Options, resolve
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.timing.links import Sample, link_of
 from samepath.timing.measured import read_measured, write_measured
-from samepath.timing.model import workload_from
 from samepath.timing.stopwatch import (
     Launched,
+    Steps,
+    TimingJob,
+    Turn,
     assemble,
     doubts,
+    joined,
     measure_step,
+    normalises_over_grains,
+    plan_rounds,
     read_turns,
     shared_seconds,
     side_by_side_counts,
     sizes_to_time,
     turns_for,
 )
-from samepath.timing.stopwatch_worker import Steps, StepShape, TimingJob, Turn, plan_rounds
 
 
 def options_of() -> Options:
@@ -51,26 +56,33 @@ def test_grain_sizes_go_to_the_batch_unless_batch_norm_fixes_them() -> None:
     options = replace(options_of(), batch_size=48, grain_size=12)
     assert sizes_to_time(options, fixed=True) == [12]
     assert sizes_to_time(options, fixed=False) == [1, 2, 4, 8, 12, 24, 48]
+    assert normalises_over_grains(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm3d(1)))
+    assert normalises_over_grains(nn.SyncBatchNorm(1))
+    assert not normalises_over_grains(nn.Sequential(nn.GroupNorm(1, 1), nn.InstanceNorm2d(1)))
 
 
 def test_turns() -> None:
     options = replace(options_of(), batch_size=32, grain_size=8, num_examples=100)
     assert turns_for(options, 2, [4, 8, 32], fixed=False) == (
-        Turn("alone", StepShape(32, 8)),
-        Turn("alone", StepShape(16, 4)),
-        Turn("alone", StepShape(96, 32)),  # there are not 128 examples
-        Turn("ready", StepShape(32, 8)),
-        Turn("beside", StepShape(32, 8)),
-        Turn("together", StepShape(32, 8)),
+        Turn("alone", 32, 8),
+        Turn("alone", 16, 4),
+        Turn("alone", 96, 32),  # there are not 128 examples
+        Turn("ready", 32, 8),
+        Turn("beside", 32, 8),
+        Turn("together", 32, 8),
     )
     one_grain = replace(options, batch_size=8)
     assert turns_for(one_grain, 2, [8], fixed=True) == (
-        Turn("alone", StepShape(8, 8)),
-        Turn("alone", StepShape(32, 8)),  # a grain's time needs another grain before it
-        Turn("ready", StepShape(32, 8)),
-        Turn("beside", StepShape(32, 8)),  # two workers cannot share one grain
+        Turn("alone", 8, 8),
+        Turn("alone", 32, 8),  # a grain's time needs another grain before it
+        Turn("ready", 32, 8),
+        Turn("beside", 32, 8),  # two workers cannot share one grain
     )
-    assert turns_for(one_grain, 2, [8], fixed=False)[-1] == Turn("together", StepShape(8, 4))
+    assert turns_for(one_grain, 2, [8], fixed=False)[-1] == Turn("together", 8, 4)
+    more_workers = turns_for(one_grain, 4, [], fixed=True)  # also where grains were timed before
+    assert more_workers[1:] == (Turn("alone", 32, 8), Turn("beside", 32, 8))
+    odd = replace(options, batch_size=20)
+    assert Turn("alone", 32, 8) in turns_for(odd, 1, [8], fixed=True)
     assert [turn.how for turn in turns_for(options, 1, [8], fixed=True)] == ["alone", "ready"]
 
 
@@ -84,7 +96,7 @@ def job(*turns: Turn, seconds: float) -> TimingJob:
 
 
 def test_rounds_fill_the_seconds() -> None:
-    own, other = Turn("alone", StepShape(256, 32)), Turn("alone", StepShape(64, 16))
+    own, other = Turn("alone", 256, 32), Turn("alone", 64, 16)
     rounds, counts = plan_rounds([0.1, 0.01], job(own, other, seconds=12.0))
     assert rounds == 8
     assert counts == [10, 50]  # a second of the recipe's own size, half a one of the other
@@ -93,7 +105,7 @@ def test_rounds_fill_the_seconds() -> None:
 
 
 def test_what_is_too_slow_says_how_many_seconds_it_needs() -> None:
-    own = Turn("alone", StepShape(256, 32))
+    own = Turn("alone", 256, 32)
     with pytest.raises(UserError) as raised:
         plan_rounds([20.0], job(own, seconds=12.0))
     assert str(raised.value) == (
@@ -104,7 +116,7 @@ def test_what_is_too_slow_says_how_many_seconds_it_needs() -> None:
 
 
 def test_a_study_times_what_is_slow_all_the_same() -> None:
-    own = Turn("together", StepShape(256, 32))
+    own = Turn("together", 256, 32)
     study = replace(job(own, seconds=1.0), asked_seconds=None, least_steps=4)
     assert plan_rounds([20.0], study) == (2, [2])
     assert plan_rounds([0.25], study) == (4, [1])
@@ -136,9 +148,9 @@ def launched(turns: dict[Turn, list[list[Steps]]], tmp_path: Path) -> Launched:
 
 def test_a_step_is_put_together(tmp_path: Path) -> None:
     grain = 32
-    alone, other = Turn("alone", StepShape(256, grain)), Turn("alone", StepShape(64, 16))
-    beside = Turn("beside", StepShape(128, grain))
-    together = Turn("together", StepShape(256, grain))
+    alone, other = Turn("alone", 256, grain), Turn("alone", 64, 16)
+    beside = Turn("beside", 128, grain)
+    together = Turn("together", 256, grain)
 
     def steps(first: float, grains: float, number: int) -> Steps:
         """A step whose grains take so long, and the first and the update `first`."""
@@ -160,9 +172,9 @@ def test_a_step_is_put_together(tmp_path: Path) -> None:
     assert found.grain_times() == {"16": (0.03,) * 6, "32": pytest.approx((0.1,) * 7 + (0.3,) * 7)}
     assert found.update_seconds(grain) == pytest.approx(0.05)
     assert found.crowding(grain) == pytest.approx(1.3)  # in both rounds, though times tripled
-    assert found.steps_of("together", 256) == pytest.approx([0.4, 0.46])
-    assert found.steps_of("together", 512) == []
-    measured = assemble(options_of(), {2: found}, found)
+    assert found.steps_of(together) == pytest.approx([0.4, 0.46])
+    assert found.steps_of(Turn("together", 512, grain)) == []
+    measured = assemble(options_of(), {2: found})
     assert measured.crowding == {"2": pytest.approx(1.3)}
     assert measured.step_seconds == {"1": pytest.approx(1.65), "2": pytest.approx(0.43)}
     assert measured.grain_fixed
@@ -174,9 +186,25 @@ def test_a_step_is_put_together(tmp_path: Path) -> None:
     assert measured.busy_cores == 0.25
 
 
-def test_gradients_in_the_order_they_come(tmp_path: Path) -> None:
-    from torch import nn
+def test_steps_of_one_grain_count_as_grains_where_data_is_too_small_for_two(tmp_path: Path) -> None:
+    alone, beside = (Turn(how, 32, 32) for how in ("alone", "beside"))
+    idle, single = [Steps([], [])], [Steps([0.1, 0.1], [[], []])]
+    slow = [Steps([0.2, 0.2], [[], []])]
+    found = launched({alone: [single, idle], beside: [slow, slow]}, tmp_path)
+    assert found.grain_times() == {"32": (0.1, 0.1)}
+    assert (found.update_seconds(32), found.crowding(32)) == (0.0, 2.0)
 
+
+def test_several_starts_of_the_same_workers_are_one(tmp_path: Path) -> None:
+    alone = Turn("alone", 64, 32)
+    once = launched({alone: [[Steps([0.2], [[0.1]])], [Steps([], [])]]}, tmp_path)
+    both = joined([once, replace(once, busy_cores=0.5)])
+    assert both.steps_of(alone) == [0.2, 0.2]
+    assert both.grain_times() == {"32": (0.1, 0.1)}
+    assert both.busy_cores == 0.5
+
+
+def test_gradients_in_the_order_they_come(tmp_path: Path) -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(3, 1)})
     model["b"].bias.requires_grad_(False)
     found = launched({}, tmp_path).tensors(model)
@@ -212,28 +240,3 @@ def test_doubts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     (busy,) = doubts(made(grain_times=many, busy_cores=0.4))
     assert busy.startswith("other processes used 0.4 cores")
     assert doubts(made(grain_times=many, busy_cores=0.4, crowding={})) == []  # one core is enough
-
-
-# ---- what is simulated
-
-
-def test_a_workload_is_what_was_measured() -> None:
-    workload = workload_from(made())
-    assert workload.grain_seconds == {1: 0.005, 2: 0.006, 4: 0.010}
-    assert workload.crowding == {2: 1.25}
-    assert (workload.batch_size, workload.grain_size) == (8, 4)
-    assert len(workload.spread.factors) == 9  # too few of size 4 to stand alone
-    many = made(grain_times={"2": (0.1, 0.9), "4": (0.009, 0.010, 0.012) * 20})
-    factors = sorted(set(workload_from(many).spread.factors))
-    assert factors == pytest.approx([0.9, 1.0, 1.2])
-
-
-def test_another_batch_or_grain() -> None:
-    assert workload_from(made(), batch_size=2).grain_size == 2
-    assert workload_from(made(), batch_size=64, grain_size=2).grain_size == 2
-    fixed = made(grain_fixed=True)
-    assert workload_from(fixed, grain_size=4).grain_size == 4
-    with pytest.raises(UserError, match=r"normalises over a grain .* again with --grain 2"):
-        workload_from(fixed, grain_size=2)
-    with pytest.raises(UserError, match="a batch of 0 in grains of None: both are at least 1"):
-        workload_from(made(), batch_size=0)

@@ -23,12 +23,10 @@ from numpy.typing import NDArray
 from samepath import console
 from samepath.cli.cubes import cubes as cubes_command
 from samepath.console import WaitedTooLong
-from samepath.data.formats import cubes
-from samepath.data.formats.cubes import make_cubes
-from samepath.data.formats.cutting import CubeSettings
-from samepath.data.formats.images import simpleitk
-from samepath.data.formats.scan_folders import read_annotations
-from samepath.data.formats.volumes import load_volumes
+from samepath.data.formats import volumes
+from samepath.data.formats.images import as_image, simpleitk
+from samepath.data.formats.scans import CubeSettings, read_annotations
+from samepath.data.formats.volumes import load_volumes, make_cubes
 from samepath.errors import UserError
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "luna16" / "annotations.csv"
@@ -59,13 +57,12 @@ def write_scan(
         for blob in blobs
     )
     values = AIR + (TISSUE - AIR) * np.minimum(bright, 1)
-    sitk = simpleitk()
-    image = sitk.GetImageFromArray(values.reshape(size[::-1]).astype(np.int16))
+    image = as_image(values.reshape(size[::-1]).astype(np.int16))
     image.SetSpacing(spacing)
     image.SetOrigin(origin)
     image.SetDirection(direction.ravel().tolist())
     path.parent.mkdir(parents=True, exist_ok=True)
-    sitk.WriteImage(image, str(path))
+    simpleitk().WriteImage(image, str(path))
 
 
 def write_annotations(folder: Path, rows: Sequence[tuple[str, Sequence[float]]]) -> None:
@@ -97,9 +94,8 @@ def luna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---- annotations
 
 
+@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not here")
 def test_the_real_annotations() -> None:
-    if not REAL.exists():
-        pytest.skip(f"{REAL} is not here")
     nodules = read_annotations(REAL)
     assert len(nodules) == 1186
     assert len({nodule.series for nodule in nodules}) == 601
@@ -114,9 +110,9 @@ def test_the_real_annotations() -> None:
         ("seriesuid,x,y,z\n", "coordX, coordY, coordZ, diameter_mm, each once; it names seriesuid"),
         ("", "it names nothing"),
         (HEADER, "holds no nodules, only column names"),
-        (HEADER + "a,1,2,3,4\nb,1,2,x,4\n", "line 3: coordZ is 'x', which is no number"),
-        (HEADER + "a,1,nan,3,4\n", "line 2: coordY is 'nan', which is no number"),
-        (HEADER + "a,1,2,3,\n", "line 2: diameter_mm is '', which is no number"),
+        (HEADER + "a,1,2,3,4\nb,1,2,x,4\n", "line 3: coordZ is 'x'; it must be a number"),
+        (HEADER + "a,1,nan,3,4\n", "line 2: coordY is 'nan'; it must be a number"),
+        (HEADER + "a,1,2,3,\n", "line 2: diameter_mm is ''; it must be a number"),
         (HEADER + "a,1,2,3\n", "line 2: not 5 values"),
         (HEADER + ",1,2,3,4\n", "line 2: seriesuid is empty"),
         ("\x00\xff", "it names \x00"),
@@ -182,22 +178,19 @@ def test_axes_are_the_worlds(tmp_path: Path) -> None:
     assert moments(straight)[0] == pytest.approx([7.5, 7.5, 10.0], abs=0.1)
 
 
-def test_outside_the_scan_is_the_windows_low_end(tmp_path: Path) -> None:
+def test_settings_change_the_cube(tmp_path: Path) -> None:
+    """Outside the scan is the window's low end."""
     write_scan(tmp_path / "luna" / "s.mhd", [(2, 25, 20)], sigma_mm=60)
-    write_annotations(tmp_path / "luna", [("s", (2, 25, 20))])
-    make_cubes(tmp_path / "luna", tmp_path / "out", CubeSettings(window=(-1200, 400)))
-    cube = load_volumes(tmp_path / "out").cubes[0]
+    write_scan(tmp_path / "luna" / "t.mhd", [(30, 25, 20)])
+    write_annotations(tmp_path / "luna", [("s", (2, 25, 20)), ("t", (30, 25, 20))])
+    make_cubes(tmp_path / "luna", tmp_path / "low", CubeSettings(window=(-1200, 400)))
+    cube = load_volumes(tmp_path / "low").cubes[0]
     assert not cube[:, :, :6].any()  # voxel 6 is at -1 mm
     assert (cube[4:12, 4:12, 8:] > 200).all()
-
-
-def test_settings_change_the_cube(tmp_path: Path) -> None:
-    write_scan(tmp_path / "luna" / "s.mhd", [(30, 25, 20)])
-    write_annotations(tmp_path / "luna", [("s", (30, 25, 20))])
     make_cubes(tmp_path / "luna", tmp_path / "out", CubeSettings(side=32, mm=24))
     found = load_volumes(tmp_path / "out")
-    assert found.facts["side_mm"].tolist() == [24]
-    cube = found.cubes[0]
+    assert found.facts["side_mm"].tolist() == [24, 24]
+    cube = found.cubes[1]
     assert cube.shape == (32, 32, 32)
     assert cube.max() >= 240
     # 12 mm from the middle, 3 standard deviations, at the cube's face
@@ -272,49 +265,39 @@ def test_luna_loads_and_is_cached(luna: Path, capsys: pytest.CaptureFixture[str]
     assert again.names == found.names
     assert capsys.readouterr().err == ""
 
-
-def test_the_cache_notices_changes(luna: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_volumes(luna)
-    write_annotations(luna, [("4.5", (25, 25, 20)), ("new", (25, 25, 20))])
-    assert load_volumes(luna).names == ("4.5#0",)
+    write_annotations(luna, [("1.2.3", (20, 22, 18)), ("new", (25, 25, 20))])
+    assert load_volumes(luna).names == ("1.2.3#0",)
     said = capsys.readouterr().err
     assert "1 of 2 cubes could not be made" in said
     assert "new: no .mhd scan" in said
     write_scan(luna / "new.mhd", [(25, 25, 20)])
-    assert load_volumes(luna).names == ("4.5#0", "new#1")
+    assert load_volumes(luna).names == ("1.2.3#0", "new#1")
 
 
-def test_a_damaged_cache_says_so(luna: Path, tmp_path: Path) -> None:
+def test_a_cache_that_is_damaged_or_cannot_be_made_says_so(
+    luna: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load_volumes(luna)
     (about,) = (tmp_path / "cache").glob("*/cubes.json")
     about.write_text("{")
     with pytest.raises(UserError, match=r"damaged or incomplete .* delete it"):
         load_volumes(luna)
-
-
-def test_a_cache_that_cannot_be_made_says_so(luna: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEPATH_CACHE", str(luna / "annotations.csv" / "below"))
     with pytest.raises(UserError, match="set SAMEPATH_CACHE=FOLDER"):
         load_volumes(luna)
 
 
 def test_processes_that_race_share_one_result(luna: Path, tmp_path: Path) -> None:
-    """Where locks do not work (some network file systems) all make it; the first to end wins."""
+    """One makes the cubes, the other waits. (Where locks do not work: the test at the end.)"""
     code = f"""
-import hashlib, os, sys
-from contextlib import nullcontext
+import hashlib, sys
 from pathlib import Path
-from samepath.data.formats import cubes
-from samepath.data.formats import volumes
+from samepath.data.formats.volumes import load_volumes
 
-for cache in ("locked", "free"):
-    os.environ["SAMEPATH_CACHE"] = str(Path({str(tmp_path)!r}) / cache)
-    if cache == "free":
-        cubes._alone = lambda lock: nullcontext()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    found = volumes.load_volumes(Path({str(luna)!r}))
-    print(hashlib.sha256(found.cubes.tobytes()).hexdigest(), flush=True)
+print("ready", flush=True)
+sys.stdin.readline()
+found = load_volumes(Path({str(luna)!r}))
+print(hashlib.sha256(found.cubes.tobytes()).hexdigest(), flush=True)
 """
     racers = [
         subprocess.Popen(
@@ -327,34 +310,24 @@ for cache in ("locked", "free"):
         )
         for _ in range(2)
     ]
-    digests: list[str] = []
-    for _ in range(2):
-        for racer in racers:
-            assert racer.stdout is not None
-            assert racer.stdout.readline() == "ready\n"
-        for racer in racers:
-            assert racer.stdin is not None
-            racer.stdin.write("go\n")
-            racer.stdin.flush()
-        for racer in racers:
-            assert racer.stdout is not None
-            digests.append(racer.stdout.readline().strip())
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        print("go", file=racer.stdin, flush=True)
     ended = [racer.communicate(timeout=60) for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0], ended
     expected = hashlib.sha256(load_volumes(luna).cubes.tobytes()).hexdigest()
-    assert digests == [expected] * 4
-    said = "".join(err for _, err in ended)
-    assert said.count(f"into {tmp_path / 'locked'}") == 1
-    assert said.count(f"into {tmp_path / 'free'}") in (1, 2)
-    assert sorted(p.suffix for p in (tmp_path / "locked").iterdir()) == ["", ".lock"]
-    assert [p.suffix for p in (tmp_path / "free").iterdir()] == [""]
+    assert [out for out, _ in ended] == [f"{expected}\n"] * 2
+    assert "".join(err for _, err in ended).count("making cubes of") == 1
+    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == ["", ".lock"]
 
 
 def test_a_wait_for_others_has_a_limit_and_a_message(
     luna: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAMEPATH_CACHE", str(tmp_path))
-    monkeypatch.setattr(cubes, "WAIT_SECONDS", 3.0)
+    monkeypatch.setattr(volumes, "WAIT_SECONDS", 1.0)
     monkeypatch.setattr(console, "QUIET_SECONDS", 0.1)
     load_volumes(luna)
     (lock,) = tmp_path.glob("*.lock")
@@ -363,7 +336,7 @@ def test_a_wait_for_others_has_a_limit_and_a_message(
     capsys.readouterr()
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(WaitedTooLong, match="waited 3 s for the process that makes the same"):
+        with pytest.raises(WaitedTooLong, match="waited 1 s for the process that makes the same"):
             load_volumes(luna)
     assert f"waiting for the process that makes the same cubes and has locked {lock}" in (
         capsys.readouterr().err
@@ -372,7 +345,7 @@ def test_a_wait_for_others_has_a_limit_and_a_message(
 
 
 def test_whoever_ends_first_wins(luna: Path, tmp_path: Path) -> None:
-    """The same, step by step: a second process fills the place while the first makes cubes."""
+    """A second process fills the place while the first makes cubes, as where locks do not work."""
     out = tmp_path / "out"
 
     def overtake(done: int, total: int) -> None:
