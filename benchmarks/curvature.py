@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from samepath.engine.checks.hardware import versions
+from samepath.engine.checks.fingerprints import versions
 from samepath.engine.train import Request, train
 from samepath.insight.curvature.curvature import (
     CurvatureRequest,

@@ -186,7 +186,7 @@ def keep_steps(out: str) -> None:
         kept = Timed(NODULES_RUN, Path(out), print, **shares)
         began = 0.0
 
-        def after_step(trainer: Trainer) -> None:
+        def after_step(trainer: Trainer, _: object) -> None:
             nonlocal began
             if trainer.step_number == WARM_UP:
                 began, kept.seconds = time.perf_counter(), 0.0

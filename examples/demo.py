@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from samepath.cli.train import RunDisplay
+from samepath.console import LiveWatcher
 from samepath.engine.train import Request, train
 from samepath.report.show import draw_loss_curves, show_run
 
@@ -40,7 +40,7 @@ def main() -> int:
                 epochs=options.epochs,
                 out=folder,
                 command=tuple(sys.argv),
-                display=RunDisplay,
+                display=LiveWatcher,
             )
         )
     table = Table()

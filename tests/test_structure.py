@@ -19,7 +19,7 @@ from samepath.cli.main import cli
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "samepath"
 FLOW = [
-    {"console", "errors", "keys", "orphans", "threads", "version", "builtin"},
+    {"console", "errors", "keys", "threads", "version", "builtin"},
     {"faults"},
     {"files", "owners"},
     {"data"},

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from samepath.errors import SamepathError
 
@@ -117,8 +117,8 @@ class Patience:
 # ---------------------------------------------------------------- progress
 
 
-class Watcher(Protocol):
-    """What a library function reports its progress to."""
+class Watcher:
+    """What a library function reports its progress to; this one shows nothing."""
 
     def progress(self, what: str, done: float, total: float | None, facts: str = "") -> None:
         """Report that `done` of `total` of the part `what` is done; None: it cannot be told.
@@ -136,16 +136,8 @@ class Watcher(Protocol):
         """Report the end of all parts."""
 
 
-class SilentWatcher:
+class SilentWatcher(Watcher):
     """Shows nothing."""
-
-    def progress(self, what: str, done: float, total: float | None, facts: str = "") -> None: ...
-
-    def end(self, what: str, said: str | None = None) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -156,7 +148,7 @@ class _Part:
     total: float | None = None
 
 
-class LiveWatcher:
+class LiveWatcher(Watcher):
     """Shows progress: a bar for each part on a terminal, a line now and then elsewhere.
 
     The class itself crosses process borders; it is made in the worker that shows something.
@@ -212,25 +204,18 @@ class LiveWatcher:
         self._stop_drawing()
 
     def _new_bar(self, what: str, done: float, total: float | None, facts: str) -> TaskID | None:
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich import progress as rich
 
         if not self.is_terminal:
             return None
         if self._bars is None:
-            self._bars = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TextColumn("{task.fields[facts]}", markup=False),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
+            self._bars = rich.Progress(
+                rich.SpinnerColumn(),
+                rich.TextColumn("{task.description}", markup=False),
+                rich.BarColumn(),
+                rich.TextColumn("{task.fields[facts]}", markup=False),
+                rich.TimeElapsedColumn(),
+                rich.TimeRemainingColumn(),
                 console=self._console,
                 transient=True,
                 auto_refresh=self._own_thread,

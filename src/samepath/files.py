@@ -81,13 +81,9 @@ def write_atomically(
     fault_point("write", path=path, data=data)
     own_name = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if private else None
     with replaced(path, aside=own_name, sync=sync) as aside:
-        opened = _open_private(aside) if private else aside.open("wb")
-        with opened as file:
+        how, mode = (os.O_EXCL, 0o600) if private else (os.O_TRUNC, 0o666)
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | how, mode), "wb") as file:
             file.write(data)
-
-
-def _open_private(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 @contextmanager
@@ -177,9 +173,8 @@ def _open_lock(folder: Path) -> int:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process is writing there. It is asked with a shared lock that is let go of at once:
-    others who ask do not see it, and a process that begins in the same instant tries again for
-    seconds."""
+    """Whether a process is writing there. This asks with a shared lock and lets go of it at once:
+    others who ask do not see it, and a process that begins in the same instant tries again."""
     for place in (folder / LOCK, folder):
         try:
             descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -354,7 +349,8 @@ def _in_words(num_bytes: int) -> str:
 
 # ---- JSON and dataclasses
 
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""How files of ours spell numbers that JSON does not have."""
 
 
 def read_as(kind: Any, value: Any) -> Any:
@@ -372,8 +368,8 @@ def read_as(kind: Any, value: Any) -> Any:
         return tuple(read_as(arguments[0], item) for item in value)
     if get_origin(kind) is dict and isinstance(value, Mapping):
         return {name: read_as(arguments[1], item) for name, item in value.items()}
-    if kind is float and (type(value) in (int, float) or value in _WORDS):
-        return _WORDS.get(value, value)
+    if kind is float and (type(value) in (int, float) or value in NOT_FINITE):
+        return NOT_FINITE.get(value, value)
     if type(value) is kind or (get_origin(kind) is Literal and value in arguments):
         return value
     raise ValueError(f"{brief(repr(value))} where {getattr(kind, '__name__', kind)} is due")

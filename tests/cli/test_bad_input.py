@@ -242,7 +242,7 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "batch norm, one example left of a grain": (
         "model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
         "more = {'batch_size': 7, 'grain_size': 4}",
-        ("5 left of 12 examples, in grains of 4", "grain of 1 example", "another batch_size"),
+        ("5 left of 12 examples, in grains of 4", "has 1 example", "another batch_size"),
     ),
     "batch norm, one example left of every batch": (
         "model = lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))\n"

@@ -17,10 +17,9 @@ from typing import Any
 
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.elastic.ring import MEMORY
-from samepath.engine.run.options import Options
+from samepath.engine.run.loop import Run
 from samepath.engine.run.request import Request
-from samepath.engine.state.progress import RunResult, Silent
-from samepath.engine.step.settings import StepResult
+from samepath.engine.state.progress import RunResult
 from samepath.engine.train import train
 
 SAMEPATH = Path(sys.executable).with_name("samepath")
@@ -163,16 +162,16 @@ def steps_repeated(recipe: Path) -> int:
     return len(begun) - len(set(begun))
 
 
-class Steps(Silent):
-    """Counts the steps that a worker in this process takes."""
+class Steps:
+    """Counts the steps that a worker in this process takes: a Request's `watch`."""
 
     taken: list[int]
 
-    def __init__(self, _options: Options, _num_workers: int) -> None:
+    def __init__(self, run: Run) -> None:
         Steps.taken = []
+        run.after_step = lambda _, results: self.taken.extend(result.step for result in results)
 
-    def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        self.taken.append(result.step)
+    def __call__(self, result: RunResult) -> None: ...
 
 
 def elastic(

@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from elastic_runs import RECIPE, SAMEPATH, lines
 
 from samepath.cli.digest import digest
-from samepath.engine.run.options import Options
-from samepath.engine.state.progress import Silent
+from samepath.console import SilentWatcher
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import CheckpointDamaged
@@ -26,12 +25,12 @@ LIMIT_SECONDS = 300
 NEWEST, BEFORE = "step-00000008", "step-00000006"
 
 
-class Notes(Silent):
+class Notes(SilentWatcher):
     """What a person is told."""
 
     said: list[str]
 
-    def __init__(self, _options: Options, _num_workers: int) -> None:
+    def __init__(self) -> None:
         Notes.said = []
 
     def note(self, text: str) -> None:

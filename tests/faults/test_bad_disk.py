@@ -34,9 +34,9 @@ from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.state import checkpoint
+from samepath.engine.state.checkpoint import kept_weights
 from samepath.engine.state.run_folder import RunFolder, claim_next
 from samepath.engine.state.state import State
-from samepath.engine.state.weights import kept_weights
 from samepath.engine.train import Request, train
 from samepath.errors import NotSaved, UserError
 from samepath.files import LOCK

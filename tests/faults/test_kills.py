@@ -211,7 +211,7 @@ def test_the_launcher_too(
         part = Path(shutil.copy(file, MEMORY))  # half a file belongs to no run, and goes
         part.replace(MEMORY / f"samepath-{os.getuid()}" / file.name)
     if workers == 1:
-        request = Request(recipe=str(recipe), num_workers=1, out=out, resume=True, display=Steps)
+        request = Request(recipe=str(recipe), num_workers=1, out=out, resume=True, watch=Steps)
         result, _ = train(request)
         steps = Steps.taken
     else:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from elastic_runs import lines
 
-from samepath.engine.state.progress import Silent
-from samepath.engine.state.weights import epochs_of, kept_weights
+from samepath.console import SilentWatcher
+from samepath.engine.state.checkpoint import epochs_of, kept_weights
 from samepath.engine.train import Request, train
 
 LIMIT_SECONDS = 180
@@ -63,7 +63,7 @@ def recipe():
 """
 
 
-class Notes(Silent):
+class Notes(SilentWatcher):
     """A display that writes down what it is told (in a file: it lives in a worker)."""
 
     def __init__(self, file: Path, *_: object) -> None:

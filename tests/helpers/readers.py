@@ -34,9 +34,9 @@ from samepath.data.formats.volumes import load_volumes, make_cubes, open_cubes
 from samepath.data.keep_list import KeepList, read_keep_list, refuse_other_data, write_keep_list
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.state import checkpoint
+from samepath.engine.state.checkpoint import load_weights, weights_of, write_weights
 from samepath.engine.state.reopen import look_at, needs_code_to_draw
 from samepath.engine.state.state import State
-from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.files import read_as, read_object
 from samepath.report.show import finding_sections, noise_lines

@@ -37,7 +37,7 @@ Found = dict[str, str]
 
 def machine() -> dict[str, str]:
     """What bits depend on, of this machine."""
-    from samepath.engine.checks.hardware import versions
+    from samepath.engine.checks.fingerprints import versions
 
     names = ("torch", "numpy", "machine", "cpu", "cpu_model", "cpu_caches", "kernels")
     return {name: value for name, value in versions().items() if name in names}
@@ -173,7 +173,7 @@ def body(folder: str) -> None:
             found[f"case {name}"] = sha(cases.run(make, session))
         for name, construct in constructs.CONSTRUCTS.items():
             if construct.verdict == "same bits":
-                found[f"construct {name}"] = sha(constructs.train(construct, session))
+                found[f"construct {name}"] = sha(constructs.train(construct.begin(), session))
         if session.worker == 0:
             (Path(folder) / f"bodies-{session.num_workers}.json").write_text(json.dumps(found))
 

@@ -10,9 +10,7 @@ or a gradient that is not that of a plain backward pass.
 from __future__ import annotations
 
 import json
-import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +19,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -30,6 +27,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
+from workers_by_hand import start_by_hand
 
 from samepath.data import Draws, seed_everything
 from samepath.engine.run.session import Session, start
@@ -152,140 +150,14 @@ def specs(draw: st.DrawFn) -> Spec:
 # ---- the parts
 
 
-class Piece(nn.Module):
-    """One part of a model: (batch, LENGTH, WIDTH) in and out."""
-
-    def __init__(self, kind: str, shared: nn.Module) -> None:
-        super().__init__()
-        self.kind = kind
-        self.shared = shared if kind in ("shared", "reentrant_shared") else None
-        make = _LAYERS.get(kind)
-        self.layer = make() if make is not None else nn.Linear(WIDTH, WIDTH)
-        if kind == "spectral":
-            nn.utils.parametrizations.spectral_norm(self.layer)
-        if kind == "weight_norm":
-            nn.utils.parametrizations.weight_norm(self.layer)
-        if kind == "frozen":
-            self.layer.requires_grad_(False)
-        if kind == "eval_norm":
-            self.layer.eval()
-        if kind == "hook":
-            assert isinstance(self.layer, nn.Linear)
-            self.layer.weight.register_hook(lambda gradient: 1.5 * gradient)
-        if kind in ("counter", "statistic"):
-            self.register_buffer("kept", torch.zeros(WIDTH))
-            self.kept: Tensor
-        if kind == "teacher":
-            self.slow = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        if kind == "complex":
-            self.phase = nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64))
-        if kind == "scale":
-            self.scale = nn.Parameter(torch.tensor(1.1))
-
-    def train(self, mode: bool = True) -> Piece:
-        super().train(mode)
-        if self.kind == "eval_norm":
-            self.layer.eval()
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        special = getattr(self, f"_{self.kind}", None)
-        found: Tensor = self.layer(x) if special is None else special(x)
-        return found
-
-    def _over_channels(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x.transpose(1, 2)).transpose(1, 2)
-        return found
-
-    _conv = _batch_norm = _group_norm = _instance_norm = _eval_norm = _over_channels
-
-    def _bilinear(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x, x.flip(2))
-        return found
-
-    def _lstm(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x)[0]
-        return found
-
-    _gru = _lstm
-
-    def _attention(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x, x, x, need_weights=False)[0]
-        return found
-
-    def _residual(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.layer(x).tanh()
-        return found
-
-    def _shared(self, x: Tensor) -> Tensor:
-        assert self.shared is not None
-        found: Tensor = self.shared(x).tanh()
-        return found
-
-    def _checkpoint(self, x: Tensor) -> Tensor:
-        found: Tensor = checkpoint(self.layer, x, use_reentrant=False)
-        return found
-
-    def _reentrant(self, x: Tensor) -> Tensor:
-        if not x.requires_grad:
-            x = x.detach().requires_grad_()
-        found: Tensor = checkpoint(self.layer, x, use_reentrant=True)
-        return found
-
-    def _reentrant_shared(self, x: Tensor) -> Tensor:
-        if not x.requires_grad:
-            x = x.detach().requires_grad_()
-        for _ in range(2):
-            x = checkpoint(self._shared, x, use_reentrant=True)
-        return x
-
-    def _unused(self, x: Tensor) -> Tensor:
-        return x
-
-    def _branch(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x) if float(x.detach().flatten()[0]) > 0 else x
-        return found
-
-    def _random_depth(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x) if random.random() < 0.5 else x
-        return found
-
-    def _clamp(self, x: Tensor) -> Tensor:
-        assert isinstance(self.layer, nn.Linear)
-        self.layer.weight.data.clamp_(-0.3, 0.3)
-        found: Tensor = self.layer(x)
-        return found
-
-    def _teacher(self, x: Tensor) -> Tensor:
-        assert isinstance(self.layer, nn.Linear)
-        if self.training:
-            self.slow.weight.data.mul_(0.8).add_(self.layer.weight.data, alpha=0.2)
-        found: Tensor = self.layer(x) + self.slow(x)
-        return found
-
-    def _counter(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.kept += 1
-        return x * (1 + 0.01 * self.kept)
-
-    def _statistic(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.kept = 0.9 * self.kept + 0.1 * x.detach().mean((0, 1)).to(self.kept.dtype)
-        return x - self.kept
-
-    def _complex(self, x: Tensor) -> Tensor:
-        turned: Tensor = (x * self.phase).real
-        return turned
-
-    def _scale(self, x: Tensor) -> Tensor:
-        scaled: Tensor = x * self.scale
-        return scaled
+def _linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
 
 
-_LAYERS: dict[str, Callable[[], nn.Module]] = {
+LAYERS: dict[str, Callable[[], nn.Module]] = {
     "conv": lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1),
     "batch_norm": lambda: nn.BatchNorm1d(WIDTH),
-    "eval_norm": lambda: nn.BatchNorm1d(WIDTH),
+    "eval_norm": lambda: nn.BatchNorm1d(WIDTH).eval(),
     "layer_norm": lambda: nn.LayerNorm(WIDTH),
     "group_norm": lambda: nn.GroupNorm(2, WIDTH),
     "instance_norm": lambda: nn.InstanceNorm1d(WIDTH, affine=True),
@@ -300,7 +172,110 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gru": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
     "attention": lambda: nn.MultiheadAttention(WIDTH, 2, batch_first=True),
     "transformer": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True),
+    "spectral": lambda: nn.utils.parametrizations.spectral_norm(_linear()),
+    "weight_norm": lambda: nn.utils.parametrizations.weight_norm(_linear()),
+    "frozen": lambda: _linear().requires_grad_(False),
 }
+"""By kind of piece; of the others a dense one."""
+EXTRAS: dict[str, Callable[[], Any]] = {
+    "counter": lambda: torch.zeros(WIDTH),
+    "statistic": lambda: torch.zeros(WIDTH),
+    "teacher": lambda: _linear().requires_grad_(False),
+    "complex": lambda: nn.Parameter(torch.randn(WIDTH, dtype=torch.complex64)),
+    "scale": lambda: nn.Parameter(torch.tensor(1.1)),
+}
+"""What a piece has beside its layer."""
+
+
+def the_layer(piece: Any, x: Tensor) -> Any:
+    return piece.layer(x)
+
+
+def over_channels(piece: Any, x: Tensor) -> Any:
+    return piece.layer(x.transpose(1, 2)).transpose(1, 2)
+
+
+def reentrant(piece: Any, x: Tensor) -> Any:
+    times = 2 if piece.kind == "reentrant_shared" else 1
+    function = piece.layer if times == 1 else lambda x: piece.shared(x).tanh()
+    x = x if x.requires_grad else x.detach().requires_grad_()
+    for _ in range(times):
+        x = checkpoint(function, x, use_reentrant=True)
+    return x
+
+
+def clamp(piece: Any, x: Tensor) -> Any:
+    piece.layer.weight.data.clamp_(-0.3, 0.3)
+    return piece.layer(x)
+
+
+def teacher(piece: Any, x: Tensor) -> Any:
+    if piece.training:
+        piece.extra.weight.data.mul_(0.8).add_(piece.layer.weight.data, alpha=0.2)
+    return piece.layer(x) + piece.extra(x)
+
+
+def counter(piece: Any, x: Tensor) -> Any:
+    if piece.training:
+        piece.extra += 1
+    return x * (1 + 0.01 * piece.extra)
+
+
+def statistic(piece: Any, x: Tensor) -> Any:
+    if piece.training:
+        piece.extra = 0.9 * piece.extra + 0.1 * x.detach().mean((0, 1)).to(piece.extra.dtype)
+    return x - piece.extra
+
+
+FORWARDS: dict[str, Callable[[Any, Tensor], Any]] = {
+    **dict.fromkeys(
+        ("conv", "batch_norm", "group_norm", "instance_norm", "eval_norm"), over_channels
+    ),
+    **dict.fromkeys(("lstm", "gru"), lambda piece, x: piece.layer(x)[0]),
+    **dict.fromkeys(("reentrant", "reentrant_shared"), reentrant),
+    "bilinear": lambda piece, x: piece.layer(x, x.flip(2)),
+    "attention": lambda piece, x: piece.layer(x, x, x, need_weights=False)[0],
+    "residual": lambda piece, x: x + piece.layer(x).tanh(),
+    "shared": lambda piece, x: piece.shared(x).tanh(),
+    "checkpoint": lambda piece, x: checkpoint(piece.layer, x, use_reentrant=False),
+    "unused": lambda piece, x: x,
+    "branch": lambda piece, x: piece.layer(x) if float(x.detach().flatten()[0]) > 0 else x,
+    "random_depth": lambda piece, x: piece.layer(x) if random.random() < 0.5 else x,
+    "clamp": clamp,
+    "teacher": teacher,
+    "counter": counter,
+    "statistic": statistic,
+    "complex": lambda piece, x: (x * piece.extra).real,
+    "scale": lambda piece, x: x * piece.extra,
+}
+"""By kind of piece; the others are their layer."""
+
+
+class Piece(nn.Module):
+    """One part of a model: (batch, LENGTH, WIDTH) in and out."""
+
+    def __init__(self, kind: str, shared: nn.Module) -> None:
+        super().__init__()
+        self.kind = kind
+        self.shared = shared if kind in ("shared", "reentrant_shared") else None
+        layer: Any = LAYERS.get(kind, _linear)()
+        self.layer = layer
+        if kind == "hook":
+            layer.weight.register_hook(lambda gradient: 1.5 * gradient)
+        extra = EXTRAS.get(kind, lambda: None)()
+        if isinstance(extra, nn.Module | nn.Parameter):
+            self.extra = extra
+        else:
+            self.register_buffer("extra", extra)
+
+    def train(self, mode: bool = True) -> Piece:
+        super().train(mode)
+        if self.kind == "eval_norm":
+            self.layer.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Any:
+        return FORWARDS.get(self.kind, the_layer)(self, x)
 
 
 class Model(nn.Module):
@@ -357,14 +332,15 @@ def make_loss(spec: Spec) -> Callable[[nn.Module, Any], Tensor]:
             return F.cross_entropy(scores.bfloat16(), labels)
         if scores.dtype == torch.bfloat16:
             scores = scores.float()
-        if spec.loss == "mse":
-            return F.mse_loss(scores[:, 0], labels.to(scores.dtype))
-        if spec.loss == "smooth_l1":
-            return F.smooth_l1_loss(scores[:, 0], labels.to(scores.dtype))
-        if spec.loss == "ignore_index":
-            return F.cross_entropy(scores, labels, ignore_index=-1)
-        if spec.loss == "class_weights":
-            return F.cross_entropy(scores, labels, weight=BY_CLASS.to(scores.dtype))
+        match spec.loss:
+            case "mse":
+                return F.mse_loss(scores[:, 0], labels.to(scores.dtype))
+            case "smooth_l1":
+                return F.smooth_l1_loss(scores[:, 0], labels.to(scores.dtype))
+            case "ignore_index":
+                return F.cross_entropy(scores, labels, ignore_index=-1)
+            case "class_weights":
+                return F.cross_entropy(scores, labels, weight=BY_CLASS.to(scores.dtype))
         found = F.cross_entropy(scores, labels, label_smoothing=0.1)
         if spec.loss == "penalty":
             found = found + 0.01 * sum(p.abs().sum() for p in model.parameters() if p.requires_grad)
@@ -528,28 +504,11 @@ class Crew:
         self._start()
 
     def _start(self) -> None:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ
-                | {
-                    "RANK": str(worker),
-                    "WORLD_SIZE": str(self.num_workers),
-                    "LOCAL_RANK": str(worker),
-                    "LOCAL_WORLD_SIZE": str(self.num_workers),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "SAMEPATH_LINK": self.link,
-                },
-            )
-            for worker in range(self.num_workers)
-        ]
+        self._processes = start_by_hand(
+            [[sys.executable, __file__]] * self.num_workers,
+            [{"SAMEPATH_LINK": self.link}] * self.num_workers,
+            stdin=subprocess.PIPE,
+        )
 
     def train(self, spec: Spec) -> list[dict[str, Any]]:
         """What every worker has found."""
@@ -579,12 +538,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from constructs import BATCH, CONSTRUCTS, Construct, plain_loop, train
+from constructs import BATCH, CONSTRUCTS, Construct, bits_of, plain_loop, train
 from launches import Everything, Found, launch_at
 
 from samepath.engine.run.session import Link, start
@@ -30,7 +30,7 @@ def run_all(link: Link, folder: str) -> None:
     warnings.simplefilter("ignore")
     with start(seed=7, link=link) as session:
         found = {
-            name: train(construct, session)
+            name: train(construct.begin(), session)
             for name, construct in CONSTRUCTS.items()
             # a refusal need not come on every worker; with two it does, and the others go on
             if construct.verdict != "refused" or session.num_workers == 2
@@ -43,7 +43,7 @@ def alone() -> Found:
     """One worker, in this process."""
     with warnings.catch_warnings(), start(seed=7) as session:
         warnings.simplefilter("ignore")
-        return {name: train(construct, session) for name, construct in CONSTRUCTS.items()}
+        return {name: train(construct.begin(), session) for name, construct in CONSTRUCTS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -69,36 +69,22 @@ def test_same_bits(construct: Construct, alone: Found, found: Everything) -> Non
 
 @pytest.mark.parametrize("construct", [c for c in SAME if c.plain], ids=ids)
 def test_one_grain_is_a_plain_loop(construct: Construct) -> None:
-    plain = plain_loop(construct)["tensors"]
-    before = construct.make().model
+    plain = construct.begin()
+    before = bits_of(plain)
+    plain_loop(plain)
+    ours = construct.begin()
     with warnings.catch_warnings(), start(seed=7) as session:
         warnings.simplefilter("ignore")
-        models = []
-        make = construct.make
-
-        def keep() -> object:
-            models.append(make())
-            return models[-1]
-
-        result = train(Construct(**{**vars(construct), "make": keep}), session, grain_size=BATCH)
+        result = train(ours, session, grain_size=BATCH)
     assert "digest" in result, result
-    model = models[0].model
-    ours = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    assert ours.keys() == plain.keys()
-    for name, value in plain.items():
-        assert torch.equal(
-            value.detach().contiguous().view(-1).view(torch.uint8),
-            ours[name].detach().contiguous().view(-1).view(torch.uint8),
-        ), name
-    start_values = dict(before.named_parameters())
-    assert any(not torch.equal(plain[n].detach(), p) for n, p in start_values.items()), "it trains"
+    assert bits_of(ours) == bits_of(plain) != before
 
 
 @pytest.mark.parametrize("construct", [c for c in SAME if c.plain and c.gradient], ids=ids)
 def test_small_grains_have_the_gradient_of_a_plain_backward_pass(
     construct: Construct, alone: Found, found: Everything
 ) -> None:
-    plain = plain_loop(construct)["gradient"]
+    plain = plain_loop(construct.begin())
     coarse = construct.name == "bfloat16_loss"
     for result in (alone, found[2, "auto"][0], found[5, "auto"][0]):
         ours = result[construct.name]["gradient"]
@@ -123,7 +109,7 @@ def test_whole_batch_losses_are_the_same_at_every_count_and_not_a_plain_loops(
 ) -> None:
     for name in ("contrastive", "mixing", "running_maximum"):
         assert {w[name]["digest"] for ws in found.values() for w in ws} == {alone[name]["digest"]}
-        plain = next(iter(plain_loop(CONSTRUCTS[name])["gradient"].values()))
+        plain = next(iter(plain_loop(CONSTRUCTS[name].begin()).values()))
         ours = torch.tensor(next(iter(alone[name]["gradient"].values())))
         assert not torch.allclose(ours, torch.tensor(plain), rtol=0.05)
 
@@ -137,5 +123,5 @@ def test_what_samepath_cannot_see(name: str, alone: Found, found: Everything) ->
 def test_a_bfloat16_loss_has_no_bias(alone: Found) -> None:
     """A share of 1/7 is 0.2% off in bfloat16, always in one direction."""
     ours = torch.tensor(alone["bfloat16_loss"]["gradient"]["2.bias"]).double()
-    plain = torch.tensor(plain_loop(CONSTRUCTS["bfloat16_loss"])["gradient"]["2.bias"]).double()
+    plain = torch.tensor(plain_loop(CONSTRUCTS["bfloat16_loss"].begin())["2.bias"]).double()
     assert float(ours.norm() / plain.norm()) == pytest.approx(1.0, abs=2e-3)

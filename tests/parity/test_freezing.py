@@ -55,25 +55,25 @@ def train(trainer: Trainer, lag: int, stop: int = STEPS, folder: Path | None = N
     return frozen
 
 
+def train_all(session: Session) -> dict[int, dict[str, Any]]:
+    found = {}
+    for lag in LAGS:
+        trainer = make(session)
+        found[lag] = {"frozen": train(trainer, lag), "digest": trainer.digest()}
+    return found
+
+
 def run_all(folder: str) -> None:
     """The body of every worker."""
     with start(seed=7) as session:
-        found = {}
-        for lag in LAGS:
-            trainer = make(session)
-            frozen = train(trainer, lag)
-            found[str(lag)] = {"digest": trainer.digest(), "frozen": frozen}
-        Path(folder, f"worker-{session.worker}.json").write_text(json.dumps(found))
+        found = json.dumps(train_all(session))
+        Path(folder, f"worker-{session.worker}.json").write_text(found)
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, dict[str, Any]]:
-    found = {}
     with start(seed=7) as session:
-        for lag in LAGS:
-            trainer = make(session)
-            found[lag] = {"frozen": train(trainer, lag), "digest": trainer.digest()}
-    return found
+        return train_all(session)
 
 
 @pytest.mark.parametrize("lag", LAGS)

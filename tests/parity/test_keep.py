@@ -106,6 +106,7 @@ def test_stopped_and_resumed_on_more_workers(keep: str, tmp_path: Path) -> None:
     assert train(rest)[0].digest == straight.digest
 
 
+@pytest.mark.usefixtures("forked")
 def test_verify_looks_at_what_is_kept(keep: str, tmp_path: Path) -> None:
     verdict = verify(VerifyRequest(recipe=str(TINY), keep=keep, counts=(1, 2, 3), steps=8))
     assert verdict.equal
@@ -113,6 +114,7 @@ def test_verify_looks_at_what_is_kept(keep: str, tmp_path: Path) -> None:
     assert verdict.runs[0].digest == trained(TINY, tmp_path / "run", 1, keep).digest
 
 
+@pytest.mark.usefixtures("forked")
 def test_cifar10_small_at_every_worker_count(tmp_path: Path) -> None:
     """With crops and flips, on files of noise in the binary layout."""
     noise = np.random.default_rng(0)

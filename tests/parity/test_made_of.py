@@ -15,8 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from samepath.engine.checks.fingerprints import own_modules
-from samepath.engine.checks.hardware import describe_cpu, versions
+from samepath.engine.checks.fingerprints import describe_cpu, own_modules, versions
 from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.state.progress import RunResult

@@ -6,14 +6,12 @@ without them would be.
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from workers_by_hand import start_by_hand
 
 SCRIPT = """
 import sys
@@ -47,34 +45,20 @@ with samepath.start(seed=0) as session:
 """
 
 
+@pytest.fixture(autouse=True)
+def _all_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+
+
 def run(folder: Path, capability: str | None, allowed: str, start: str = "drawn") -> list[str]:
     """What each of two workers says, the second with older kernels."""
     file = folder / "script.py"
     file.write_text(SCRIPT)
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    workers = []
-    for worker in range(2):
-        place = {
-            "RANK": str(worker),
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": str(worker),
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        if worker and capability is not None:
-            place["ATEN_CPU_CAPABILITY"] = capability
-        workers.append(
-            subprocess.Popen(
-                [sys.executable, str(file), allowed, start],
-                env={k: v for k, v in os.environ.items() if k != "ATEN_CPU_CAPABILITY"} | place,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return [worker.communicate(timeout=120)[0].strip() for worker in workers]
+    started = start_by_hand(
+        [[sys.executable, str(file), allowed, start]] * 2,
+        [{}, {} if capability is None else {"ATEN_CPU_CAPABILITY": capability}],
+    )
+    return [worker.communicate(timeout=120)[0].strip() for worker in started]
 
 
 needs_kernels = pytest.mark.skipif(

@@ -79,50 +79,39 @@ def body(
     (Path(folder) / f"worker-{worker}.json").write_text(json.dumps(found))
 
 
-def found_by_all(
-    folder: Path,
+@pytest.mark.parametrize(
+    ("in_memory", "on_disk", "damage", "logged", "expected"),
+    [
+        ({1: [3, 4], 2: [4, 5]}, [2], False, 6, [[-1, {"lines": 5}], 5, True]),
+        # the machine of worker 0 died; another's workers were ahead of it
+        ({1: [3, 4], 2: [4, 5]}, [2], False, 4, [[-1, {"lines": 4}], 4, True]),
+        ({0: [1, 2], 2: [2, 3]}, [1, 4], False, 6, [[4, {"lines": 4}], 4, True]),
+        ({2: [3]}, [2, 5], True, 6, [[-1, {"lines": 3}], 3, True]),
+        ({}, [], False, 6, [None, 0, True]),
+        ({}, [2], True, 6, None),
+    ],
+    ids=["newest of all memories", "not a step that worker 0 had not logged",
+         "the disk where it is newer", "a damaged checkpoint is passed over", "nothing",
+         "nothing but a damaged checkpoint"],
+)  # fmt: skip
+def test_the_newest_step_that_is_whole(
     in_memory: dict[int, list[int]],
     on_disk: list[int],
-    *,
-    damage: bool = False,
-    logged: int = 6,
-) -> list[list[object]]:
-    launch(body, (str(folder), in_memory, on_disk, damage, logged), WORKERS)
-    found = [json.loads((folder / f"worker-{w}.json").read_text()) for w in range(WORKERS)]
-    for worker in found:
-        assert worker["auto"] == worker["network"]
-    return [worker["auto"] for worker in found]
-
-
-def test_the_newest_of_all_memories(tmp_path: Path) -> None:
-    found = found_by_all(tmp_path, {1: [3, 4], 2: [4, 5]}, [2])
-    assert found == [[[-1, {"lines": 5}], 5, True, 0]] * WORKERS
-
-
-def test_not_a_step_that_worker_0_had_not_logged(tmp_path: Path) -> None:
-    """The machine of worker 0 died; another's workers were ahead of it."""
-    found = found_by_all(tmp_path, {1: [3, 4], 2: [4, 5]}, [2], logged=4)
-    assert found == [[[-1, {"lines": 4}], 4, True, 0]] * WORKERS
-
-
-def test_the_disk_where_it_is_newer(tmp_path: Path) -> None:
-    found = found_by_all(tmp_path, {0: [1, 2], 2: [2, 3]}, [1, 4])
-    assert found == [[[4, {"lines": 4}], 4, True, 0]] * WORKERS
-
-
-def test_a_damaged_checkpoint_is_passed_over_for_memory(tmp_path: Path) -> None:
-    found = found_by_all(tmp_path, {2: [3]}, [2, 5], damage=True)
-    assert [f[:3] for f in found] == [[[-1, {"lines": 3}], 3, True]] * WORKERS
-    assert [f[3] for f in found] == [1, 0, 0]  # who reads the disk says so
-
-
-def test_nothing_to_go_on_from(tmp_path: Path) -> None:
-    assert found_by_all(tmp_path, {}, []) == [[None, 0, True, 0]] * WORKERS
-
-
-def test_nothing_but_a_damaged_checkpoint(tmp_path: Path) -> None:
-    found = found_by_all(tmp_path, {}, [2], damage=True)
-    assert all(len(f) == 1 and "can be read" in str(f[0]) for f in found)
+    damage: bool,
+    logged: int,
+    expected: list[object] | None,
+    tmp_path: Path,
+) -> None:
+    launch(body, (str(tmp_path), in_memory, on_disk, damage, logged), WORKERS)
+    for worker in range(WORKERS):
+        both = json.loads((tmp_path / f"worker-{worker}.json").read_text())
+        found = both["auto"]
+        assert both["network"] == found
+        if expected is None:
+            assert len(found) == 1
+            assert "can be read" in found[0]
+        else:  # who reads the disk says that it is damaged
+            assert found == [*expected, int(damage and worker == 0)]
 
 
 def strided(session: Session) -> Trainer:

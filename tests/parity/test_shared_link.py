@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from workers_by_hand import start_by_hand
 
 from samepath.engine.comm import shared_memory
 from samepath.engine.comm.environment import read_place
@@ -85,25 +84,8 @@ with samepath.start() as session:
 
 def apart(how: list[str]) -> list[str]:
     """How two workers talk, of which the second is started in another way."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [*before, sys.executable, "-c", BODY],
-            env={
-                **os.environ,
-                "RANK": str(worker),
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": str(worker),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for worker, before in enumerate(([], how))
-    ]
+    python = [sys.executable, "-c", BODY]
+    started = start_by_hand([python, [*how, *python]], [{}, {}])
     said = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     return [json.loads(text)["link"] for text in said]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ from torch.func import functional_call
 
 from samepath import Recipe, start
 from samepath.engine.run.loop import Run
-from samepath.engine.run.options import Options, Overrides, resolve
+from samepath.engine.run.options import Overrides, resolve
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.state.progress import Silent
-from samepath.engine.step.settings import StepResult
 from samepath.engine.train import Request, train
 from samepath.keys import key
 from samepath.plan import epoch_order
@@ -142,7 +139,7 @@ def by_samepath(
     asked = Overrides(strategy=strategy, virtual_workers=k, seed=SEED, epochs=99)
     path: list[Weights] = []
 
-    def after_step(trainer: Trainer) -> None:
+    def after_step(trainer: Trainer, _: object) -> None:
         now = everything(trainer.model)
         if trainer.step_number > len(trainer.pending):  # an update was made
             path.append(now)
@@ -177,7 +174,7 @@ class Rule:
     factor: Callable[[float], float] = lambda epochs: 1.0
     """Of the rate, by passes over the data."""
     lag: int = 0
-    optimizer: Callable[[Any], torch.optim.Optimizer] = momentum
+    reference: Callable[[Any], torch.optim.Optimizer] = momentum
     attack: Callable[[nn.Module, Data], Data] = lambda model, piece: piece
 
 
@@ -212,7 +209,7 @@ def by_hand(
 ) -> list[Weights]:
     """The weights after every update of a plain loop."""
     net, (inputs, labels) = model().to(dtype), data(dtype)
-    optimizer = rule.optimizer(net.parameters())
+    optimizer = rule.reference(net.parameters())
     rate = optimizer.param_groups[0]["lr"]
     waiting: list[Weights] = []
     path: list[Weights] = []
@@ -285,53 +282,41 @@ class Pair:
     model: Make = simple
 
 
+def pair(
+    strategy: str, k: int, *, optimizer: Any = momentum, model: Make = simple, **rule: Any
+) -> Pair:
+    return Pair(strategy=strategy, k=k, rule=Rule(**rule), optimizer=optimizer, model=model)
+
+
 PAIRS = [
-    Pair(strategy="strong", k=8, rule=Rule()),
-    Pair(strategy="weak", k=2, rule=Rule(batch=lambda _: 16)),
-    Pair(strategy="weak", k=3, rule=Rule(batch=lambda _: 24)),
-    Pair(strategy="linear", k=2, rule=Rule(batch=lambda _: 16, factor=lambda _: 2.0)),
-    Pair(strategy="sqrt", k=3, rule=Rule(batch=lambda _: 24, factor=lambda _: math.sqrt(3))),
-    Pair(strategy="warmup:epochs=2", k=3, rule=Rule(batch=lambda _: 24, factor=line(3, 2))),
-    Pair(
-        strategy="sqrt-warmup:epochs=1.5",
-        k=2,
-        rule=Rule(batch=lambda _: 16, factor=line(math.sqrt(2), 1.5)),
+    pair("strong", 8),
+    pair("weak", 2, batch=lambda _: 16),
+    pair("weak", 3, batch=lambda _: 24),
+    pair("linear", 2, batch=lambda _: 16, factor=lambda _: 2.0),
+    pair("sqrt", 3, batch=lambda _: 24, factor=lambda _: math.sqrt(3)),
+    pair("warmup:epochs=2", 3, batch=lambda _: 24, factor=line(3, 2)),
+    pair("sqrt-warmup:epochs=1.5", 2, batch=lambda _: 16, factor=line(math.sqrt(2), 1.5)),
+    pair("lars:epochs=2:rate=2", 3, batch=lambda _: 24, factor=line(3, 2), reference=lars),
+    pair(
+        "lamb:epochs=2", 2, optimizer=adam,
+        batch=lambda _: 16, factor=line(math.sqrt(2), 2), reference=lamb,
     ),
-    Pair(
-        strategy="lars:epochs=2:rate=2",
-        k=3,
-        rule=Rule(batch=lambda _: 24, factor=line(3, 2), optimizer=lars),
+    pair(
+        "decay:milestones=1+2:factor=2", 3, factor=lambda now: [1.0, 1 / 2, 1 / 4][min(int(now), 2)]
     ),
-    Pair(
-        strategy="lamb:epochs=2",
-        k=2,
-        rule=Rule(batch=lambda _: 16, factor=line(math.sqrt(2), 2), optimizer=lamb),
-        optimizer=adam,
+    pair(  # 8, 16, then 24 instead of 32 and the rest from the rate
+        "growth:milestones=1+2:factor=2", 3,
+        batch=lambda epoch: [8, 16, 24][min(epoch, 2)],
+        factor=lambda now: [1.0, 1.0, 3 / 4][min(int(now), 2)],
     ),
-    Pair(
-        strategy="decay:milestones=1+2:factor=2",
-        k=3,
-        rule=Rule(factor=lambda now: [1.0, 1 / 2, 1 / 4][min(int(now), 2)]),
+    pair("stale", 2, lag=1),
+    pair("stale:lag=3", 2, lag=3),
+    pair("asynchronous", 4, lag=3),
+    pair("asynchronous:bound=1", 4, lag=1),
+    pair(  # until its first measure: the recipe's batch
+        "curvature-adversarial:epsilon=0.1:share=0.5", 2, attack=fast_gradient_sign, model=with_norm
     ),
-    Pair(  # 8, 16, then 24 instead of 32 and the rest from the rate
-        strategy="growth:milestones=1+2:factor=2",
-        k=3,
-        rule=Rule(
-            batch=lambda epoch: [8, 16, 24][min(epoch, 2)],
-            factor=lambda now: [1.0, 1.0, 3 / 4][min(int(now), 2)],
-        ),
-    ),
-    Pair(strategy="stale", k=2, rule=Rule(lag=1)),
-    Pair(strategy="stale:lag=3", k=2, rule=Rule(lag=3)),
-    Pair(strategy="asynchronous", k=4, rule=Rule(lag=3)),
-    Pair(strategy="asynchronous:bound=1", k=4, rule=Rule(lag=1)),
-    Pair(  # until its first measure: the recipe's batch
-        strategy="curvature-adversarial:epsilon=0.1:share=0.5",
-        k=2,
-        rule=Rule(attack=fast_gradient_sign),
-        model=with_norm,
-    ),
-]
+]  # fmt: skip
 ADAPTIVE = {"curvature", "curvature-adversarial", "noise"}
 """Also or only further down, over several epochs."""
 
@@ -450,7 +435,7 @@ def test_noise_chooses_the_batch_that_grain_gradients_say(session: Session) -> N
     rule = Rule(
         batch=lambda epoch: round(BATCH * factors[epoch]),
         factor=lambda now: math.sqrt(factors[int(now)]),
-        optimizer=slow,
+        reference=slow,
     )
     expected = by_hand(
         rule, dtype=dtype, piece_size=NUM_EXAMPLES, updates=20, model=lopsided, end_epoch=measure
@@ -540,25 +525,15 @@ def test_growth_is_decay_for_one_worker(session: Session) -> None:
     assert not torch.equal(found[-1][0], by_samepath(session, "strong", 1)[-1][0])
 
 
-class Counting(Silent):
-    """Counts the examples of all updates."""
-
-    def __init__(self) -> None:
-        self.examples = self.updates = 0
-
-    def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        self.examples += result.num_examples
-        self.updates += 1
-
-
-def _shown(count: Counting, options: Options, num_workers: int) -> Counting:
-    return count
-
-
 def test_growth_and_decay_take_the_same_examples(tmp_path: Path) -> None:
     counts = {}
     for name in ("growth", "decay"):
-        count = Counting()
+        examples: list[int] = []
+
+        def watch(run: Run, examples: list[int] = examples) -> Callable[[object], None]:
+            run.after_step = lambda _, results: examples.extend(r.num_examples for r in results)
+            return lambda result: None
+
         request = Request(
             recipe=str(Path(__file__).with_name("tiny_recipe.py")),
             num_workers=1,
@@ -566,9 +541,9 @@ def test_growth_and_decay_take_the_same_examples(tmp_path: Path) -> None:
             virtual_workers=4,
             epochs=4,
             out=tmp_path / name,
-            display=partial(_shown, count),
+            watch=watch,
         )
         train(request)
-        counts[name] = (count.examples, count.updates)
+        counts[name] = (sum(examples), len(examples))
     assert counts["decay"] == (4 * 44, 4 * 5)
     assert counts["growth"] == (4 * 44, 5 + 3 + 2 + 2)  # batches of 10, 20, 40 and 40

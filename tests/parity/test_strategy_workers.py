@@ -2,7 +2,8 @@
 
 k is given, so the path is one path; how many workers there really are must not show. The recipe has
 batch norm, dropout, augmentation, a schedule and a short last batch. One launch per worker count
-runs every strategy. Nothing looks at a run before its end: gradients that are under way stay so.
+runs every strategy; two workers over the network resume all of them. Nothing looks at a run before
+its end: gradients that are under way stay so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, Overrides, resolve
 from samepath.engine.run.session import Link, start
-from samepath.engine.state.progress import Silent
+from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step.settings import StepResult
 from samepath.recipe import find_recipe
@@ -44,28 +46,26 @@ STRATEGIES = {
     "lamb:epochs=2": 2,
 }
 SETTINGS: list[tuple[int, Link]] = [
-    (1, "auto"),
-    (2, "auto"),
-    (3, "auto"),
-    (5, "auto"),
-    (2, "network"),
-    (3, "network"),
-]
+    (1, "auto"), (2, "auto"), (3, "auto"), (5, "auto"), (3, "network"),
+]  # fmt: skip
 
 
-class Recorder(Silent):
-    """Every update and every evaluation, to the bit."""
+def recorded(run: Run) -> list[str]:
+    """Train; every update and every evaluation, to the bit."""
+    lines = []
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def after_step(trainer: Trainer, results: Sequence[StepResult]) -> None:
+        for found in results:
+            numbers = (found.loss, found.gradient_norm, found.learning_rate, *found.grain_losses)
+            hexes = [number.hex() for number in numbers]
+            lines.append(f"{trainer.step_number} {found.num_examples} {hexes} {found.noise}")
+        progress = run.progress
+        if trainer.step_number == progress.epoch_began:
+            lines.append(f"{progress.epoch} {progress.train_loss} {progress.metrics}")
 
-    def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        numbers = (result.loss, result.gradient_norm, result.learning_rate, *result.grain_losses)
-        hexes = [number.hex() for number in numbers]
-        self.lines.append(f"{steps} {result.num_examples} {hexes} {result.noise}")
-
-    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
-        self.lines.append(f"{epoch} {train_loss} {metrics}")
+    run.after_step = after_step
+    lines.append(run.go().digest)
+    return lines
 
 
 def options_of(strategy: str, **asked: Any) -> Options:
@@ -82,12 +82,11 @@ def run_all(link: Link, folder: str) -> None:
     with start(seed=SEED, link=link) as session:
         found: Found = {}
         for strategy in STRATEGIES:
-            recorder = Recorder()
-            run = Run(recipe, options_of(strategy), session, None, display=recorder)
-            result = run.go()
+            run = Run(recipe, options_of(strategy), session, None)
+            *lines, digest = recorded(run)
             found[strategy] = {
-                "digest": result.digest,
-                "lines": recorder.lines,
+                "digest": digest,
+                "lines": lines,
                 "history": [f"{epoch}" for epoch in run.progress.history],
                 "kind": type(session.collective).__name__,
             }

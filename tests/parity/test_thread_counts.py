@@ -64,10 +64,10 @@ def digest(recipe: Path, out: str, *options: str, **variables: str) -> str:
     return str(json.loads(ended.stdout)["digest"])
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whose data another number of threads would make differently."""
-    file = tmp_path / "recipe.py"
+    file = tmp_path_factory.mktemp("threads") / "recipe.py"
     file.write_text(STANDARDISED)
     code = (
         "import torch, recipe\n"
@@ -77,7 +77,7 @@ def recipe(tmp_path: Path) -> Path:
     )
     ended = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,
+        cwd=file.parent,
         env=clean(),
         capture_output=True,
         text=True,
@@ -89,19 +89,24 @@ def recipe(tmp_path: Path) -> Path:
     return file
 
 
-def test_what_a_recipe_computes_does_not_depend_on_cores_or_variables(recipe: Path) -> None:
-    alone = digest(recipe, "alone", "-n", "1")
+@pytest.fixture(scope="module")
+def alone(recipe: Path) -> str:
+    return digest(recipe, "alone", "-n", "1")
+
+
+def test_what_a_recipe_computes_does_not_depend_on_cores_or_variables(
+    recipe: Path, alone: str
+) -> None:
     assert digest(recipe, "two", "-n", "2") == alone
     assert digest(recipe, "told", "-n", "1", OMP_NUM_THREADS="2") == alone
     assert digest(recipe, "two-told", "-n", "2", OMP_NUM_THREADS="2") == alone
 
 
-def test_threads_that_were_asked_for_are_the_recipes_too(recipe: Path) -> None:
+def test_threads_that_were_asked_for_are_the_recipes_too(recipe: Path, alone: str) -> None:
     """And a resumed run goes on with the threads it had."""
-    one = digest(recipe, "one", "-n", "1")
     whole = digest(recipe, "whole", "-n", "1", "--threads", "2")
-    assert whole != one, "the recipe's data are other ones"
-    assert digest(recipe, "two", "-n", "2", "--threads", "2") == whole
+    assert whole != alone, "the recipe's data are other ones"
+    assert digest(recipe, "two-of-two", "-n", "2", "--threads", "2") == whole
     digest(recipe, "stopped", "-n", "2", "--threads", "2", "--steps", "1")
     assert digest(recipe, "stopped", "-n", "1", "--resume") == whole
 

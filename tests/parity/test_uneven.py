@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case, made, vectors
+from cases import CASES
+from constructs import Training, training, vectors
 from launches import Everything, launch_at
 from torch import Tensor, nn
 
@@ -36,11 +37,6 @@ LOOKS = (7, 25, STEPS - 1)
 SLOW_SECONDS = 0.05
 
 
-def dense(session: Session, **settings: Any) -> Case:
-    layers = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
-    return made(session, layers, vectors(), **settings)
-
-
 FOLLOWING = {
     name: CASES[name]
     for name in (
@@ -54,9 +50,9 @@ LAGGING = {
     f"lagging_{name}": FOLLOWING[name]
     for name in ("batch_norm_and_dropout", "dataset_with_loader_processes")
 }
-EVEN: dict[str, Callable[[Session], Case]] = {
-    "not_to_follow": partial(dense, follow_speed=False),
-    "not_exact": partial(dense, exact=False),
+EVEN: dict[str, Callable[[], Training]] = {
+    "not_to_follow": partial(training, follow_speed=False),
+    "not_exact": partial(training, exact=False),
 }
 
 
@@ -81,12 +77,12 @@ class MadeUp(Balance):
 
 
 def train(
-    make: Callable[[Session], Case], session: Session, *, lag: int = 0, steps: int = STEPS
+    make: Callable[[], Training], session: Session, *, lag: int = 0, steps: int = STEPS
 ) -> dict[str, Any]:
     """What must be the same everywhere, and who did how much."""
     torch.manual_seed(5)
-    ready = make(session)
-    trainer = ready.trainer
+    ready = make()
+    trainer = ready.prepare(session)
     trainer.balance = MadeUp()
     source = trainer.source(ready.data)
     bits: list[str] = []
@@ -97,8 +93,7 @@ def train(
     for share in trainer.stream(source, 0, steps):
         points.clear()
         costs.append(trainer.balance.costs)
-        if ready.before_step is not None:
-            ready.before_step(trainer.step_number)
+        ready.before_step(trainer.step_number)
         for result in trainer.advance(
             share, Choice(synchronisation=Synchronisation(kind="stale", lag=lag))
         ):
@@ -114,7 +109,7 @@ def train(
 def slowed(session: Session, folder: Path) -> dict[str, Any]:
     """Worker 1 is slow, and what is saved meanwhile is taken up again by a new trainer."""
     torch.manual_seed(5)
-    first, second = dense(session).trainer, dense(session).trainer
+    first, second = training().prepare(session), training().prepare(session)
     plain, slow = first.loss, session.worker == 1
 
     def loss(model: nn.Module, batch: Any) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from samepath.cli import common
-from samepath.cli.train import RunDisplay
 from samepath.console import LiveWatcher, print_report, print_table
 from samepath.errors import UserError
 
@@ -129,7 +128,7 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
     from samepath.report.curation import write_curation_report
 
     request = CurateRequest(
-        command=tuple(sys.argv), watcher=LiveWatcher, display=RunDisplay, **asked
+        command=tuple(sys.argv), watcher=LiveWatcher, display=LiveWatcher, **asked
     )
     with common.to_be_continued(as_json):
         about = curate_request(request)

@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from samepath.cli import common
-from samepath.console import LiveWatcher, count, may_be_closed, say
+from samepath.console import LiveWatcher, may_be_closed
 from samepath.errors import UserError
 
-if TYPE_CHECKING:
-    from samepath.engine.run.options import Options
-    from samepath.engine.step.settings import StepResult
-
-LINE_SECONDS = 5.0
 _SHOWN = (
     *("steps", "train_loss", "valid_loss", "step_seconds", "num_workers"),
     *("staleness_mean", "staleness_max", "digest"),
@@ -159,7 +153,7 @@ def train(
         checkpoint_steps=checkpoint_steps,
         tensorboard=tensorboard,
         command=tuple(sys.argv),
-        display=RunDisplay,
+        display=LiveWatcher,
     )
     with common.stdout_kept_for_json(as_json):
         result, folder = train_request(request)
@@ -191,50 +185,9 @@ def join(
 
     with common.stdout_kept_for_json(as_json):
         machine = common.machine_of(here, interface)
-        result, folder = join_run(run, machine, display=RunDisplay, other_hardware=other_hardware)
+        result, folder = join_run(run, machine, display=LiveWatcher, other_hardware=other_hardware)
     print_result("RECIPE", folder, asdict(result), as_json)
     return exit_code(asdict(result))
-
-
-class RunDisplay:
-    """Shows a run: progress, loss, examples per second, time left. Made on worker 0."""
-
-    def __init__(self, options: Options, num_workers: int) -> None:
-        self._options = options
-        self._what = f"{options.recipe} on {count(num_workers, 'worker')}"
-        self._watcher = LiveWatcher()
-        self._began = self._spoke = time.monotonic()
-        self._examples = self._steps = self._staleness = 0
-
-    def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        """Draw a bar on a terminal."""
-        self._examples += result.num_examples
-        self._steps += 1
-        self._staleness += result.staleness
-        if not self._watcher.is_terminal:
-            return
-        rate = self._examples / max(time.monotonic() - self._began, 1e-9)
-        facts = f"epoch {epochs:.1f}/{self._options.epochs}  step {steps}  "
-        facts += f"loss {result.loss:.5g}  {rate:.0f} examples/s"
-        if self._options.server:
-            facts += f"  staleness {self._staleness / self._steps:.2f}"
-        self._watcher.progress(self._what, epochs, self._options.epochs, facts)
-
-    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
-        """Write a line now and then where there is no terminal to draw on."""
-        if self._watcher.is_terminal or time.monotonic() - self._spoke < LINE_SECONDS:
-            return
-        self._spoke = time.monotonic()
-        found = "  ".join(f"valid {name} {value:.5g}" for name, value in metrics.items())
-        text = f"epoch {epoch + 1}/{self._options.epochs}  train loss {train_loss:.5g}  {found}"
-        with may_be_closed():
-            print(text, file=sys.stderr, flush=True)
-
-    def note(self, text: str) -> None:
-        say(text)
-
-    def close(self) -> None:
-        self._watcher.close()
 
 
 def exit_code(result: dict[str, Any]) -> int:

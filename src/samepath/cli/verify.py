@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samepath.cli import common
-from samepath.cli.train import RunDisplay
-from samepath.console import count, print_table
+from samepath.console import LiveWatcher, count, print_table
 
 if TYPE_CHECKING:
     from samepath.engine.verify.verify import Counted, Difference, Trained, Verdict
@@ -75,7 +74,7 @@ def verify(
         counts=None if counts is None else common.parse_counts("-n", counts),
         **asked,
         tell=lambda text: click.echo(text, err=True),
-        display=RunDisplay,
+        display=LiveWatcher,
     )
     with common.stdout_kept_for_json(as_json):
         verdict = verify_request(request)

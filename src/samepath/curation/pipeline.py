@@ -28,7 +28,7 @@ from samepath.curation.inputs import look
 from samepath.curation.reasons import NUM_NEIGHBORS, choose, label_errors, random_control
 from samepath.curation.request import FRACTION, CurateRequest, Subject, subject_of
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
-from samepath.engine.checks.hardware import versions
+from samepath.engine.checks.fingerprints import versions
 from samepath.engine.comm.environment import read_place
 from samepath.engine.launch.reports import Interrupted
 from samepath.engine.state.run_folder import RunFolder

@@ -15,8 +15,7 @@ from samepath.console import SilentWatcher, Watcher
 from samepath.curation.cluster import MIN_SAMPLES
 from samepath.data.content import examples_identity
 from samepath.data.sources import labels_of
-from samepath.engine.run.options import Options, training_source
-from samepath.engine.state.progress import Display
+from samepath.engine.run.options import training_source
 from samepath.errors import UserError
 from samepath.recipe import Recipe
 
@@ -63,7 +62,7 @@ class CurateRequest:
     command: Sequence[str] = ()
     watcher: Callable[[], Watcher] = SilentWatcher
     """Makes what a person sees; it crosses process borders."""
-    display: Callable[[Options, int], Display] | None = None
+    display: Callable[[], Watcher] | None = None
     """Makes what a person sees of training."""
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from samepath.errors import SamepathError
 from samepath.faults import fault_point
-from samepath.orphans import die_with_parent
+from samepath.owners import die_with_parent
 
 TIMEOUT_SECONDS = 600.0
 """How long a process waits for an answer from another one of the run, by default."""

@@ -43,7 +43,6 @@ from samepath.engine.step.record import StepFacts
 from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
 from samepath.errors import Diverged
 from samepath.plan import Batch
-from samepath.plan.staleness import may_apply, may_hand_out
 from samepath.recipe import Recipe
 from samepath.strategies import Choice, find_strategy
 from samepath.strategies.late import Asynchronous
@@ -164,7 +163,33 @@ def _answer(trainer: Trainer, share: WorkerBatch) -> Tensor:
     return pack(facts, tensors, _state_of(trainer.model))
 
 
-# ---- the server
+# ---- the server: the bound on staleness
+#
+# A gradient is behind by the updates made since the weights it was computed with. Each update puts
+# all that are still outstanding (handed out, or arrived and not yet applied) one further behind. So
+# if they were applied in the order they were handed out, number i (from 0) would be applied when it
+# is behind by i more than now. That order is the best there is, because no gradient is further
+# behind than those in front: the bound can be kept if, and only if, that order keeps it. The one in
+# front may always be applied, so nothing waits forever.
+
+
+def keeps(behind: Sequence[int], bound: int | None) -> bool:
+    """Whether all can be applied, in some order, within the bound (None: there is no bound)."""
+    return bound is None or all(now + wait <= bound for wait, now in enumerate(behind))
+
+
+def may_apply(behind: Sequence[int], number: int, bound: int | None) -> bool:
+    """Whether the gradient of that number may be applied now: the others can keep the bound."""
+    left = [now + 1 for place, now in enumerate(behind) if place != number]
+    return keeps(left, bound)
+
+
+def may_hand_out(behind: Sequence[int], bound: int | None) -> bool:
+    """Whether one more gradient, of the newest weights, can keep the bound too."""
+    return keeps([*behind, 0], bound)
+
+
+# ---- the server: its workers, and the updates
 
 
 class WorkerPool:

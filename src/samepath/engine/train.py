@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samepath.console import Patience, say
+from samepath.console import Patience, Watcher, say
 from samepath.data.loaders import TIMEOUT_SECONDS
-from samepath.engine.checks.hardware import refuse_other_hardware
+from samepath.engine.checks.fingerprints import refuse_other_hardware
 from samepath.engine.comm.environment import Place, read_place
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange, address_towards, is_led
 from samepath.engine.elastic.step_memory import forget
@@ -28,7 +28,7 @@ from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
 from samepath.engine.run.tensorboard import FOLDER
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
-from samepath.engine.state.progress import Display, RunResult
+from samepath.engine.state.progress import RunResult
 from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.worker import run_launched_worker, run_worker
@@ -151,7 +151,7 @@ def join(
     path: Path,
     machine: MachineOffer,
     *,
-    display: Callable[[Options, int], Display] | None = None,
+    display: Callable[[], Watcher] | None = None,
     other_hardware: bool = False,
 ) -> tuple[RunResult, Path]:
     """Bring this machine's workers to a run that is under way."""

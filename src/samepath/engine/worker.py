@@ -52,7 +52,7 @@ def run_worker(
             RunFolder(path).note_other_hardware()
         display = None
         if request.display is not None and session.is_first:
-            display = request.display(options, session.num_workers)
+            display = request.display()
         memory = _memory(RunFolder(path)) if request.elastic else None
         run = Run(
             recipe,

@@ -62,7 +62,7 @@ def _versions() -> dict[str, str]:
     """What the finding was made with: as run.json says it, or, where nothing was computed with
     torch (a simulation of what was measured before), without loading torch to ask."""
     if "torch" in sys.modules:
-        from samepath.engine.checks.hardware import versions
+        from samepath.engine.checks.fingerprints import versions
 
         return versions()
     libraries = {name: metadata.version(name) for name in ("torch", "numpy")}

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samepath.data import as_source
-from samepath.engine.checks.fingerprints import refuse_others
-from samepath.engine.checks.hardware import versions
+from samepath.engine.checks.fingerprints import refuse_others, versions
 from samepath.engine.run.options import (
     Options,
     Overrides,

@@ -34,7 +34,7 @@ from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.worker import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
-from samepath.orphans import die_with_launcher
+from samepath.owners import die_with_launcher
 from samepath.study.opening import Opened, StudyRequest
 from samepath.study.results import Ended, Epoch
 from samepath.threads import threads_of_children

@@ -40,8 +40,8 @@ from samepath.data.formats.scans import CubeSettings, read_annotations
 from samepath.data.formats.volumes import load_volumes, make_cubes
 from samepath.data.keep_list import read_keep_list
 from samepath.engine.state import checkpoint
+from samepath.engine.state.checkpoint import load_weights, weights_of, write_weights
 from samepath.engine.state.state import State
-from samepath.engine.state.weights import load_weights, weights_of, write_weights
 from samepath.errors import CheckpointDamaged, UserError
 from samepath.recipe import find_recipe
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +28,44 @@ from samepath.engine.state.metrics_log import (
 from samepath.engine.state.run_folder import RunFolder
 
 
-def test_eager_lines_are_synced_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
-    sync = os.fdatasync
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
 
-    def watched(file: int) -> None:
-        sync(file)
-        synced.append(os.fstat(file).st_size)
 
-    monkeypatch.setattr(os, "fdatasync", watched)
-    lines = Lines(tmp_path / "metrics.jsonl", 0, eager=True)
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Sizes of the file when it was brought to the disk, by the call that did it."""
+    sizes: dict[str, list[int]] = {"fsync": [], "fdatasync": []}
+
+    def watch(name: str, sync: Callable[[int], None]) -> None:
+        def watched(file: int) -> None:
+            sync(file)
+            sizes[name].append(os.fstat(file).st_size)
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in sizes:
+        watch(name, getattr(os, name))
+    return sizes
+
+
+def test_eager_lines_are_synced_soon(file: Path, synced: dict[str, list[int]]) -> None:
+    lines = Lines(file, 0, eager=True)
     for number in range(3):
         lines.add(f"line {number}")
         lines.flush()
         until = time.monotonic() + 60
-        while not synced or synced[-1] < 7 * (number + 1):
+        while max(synced["fdatasync"], default=0) < 7 * (number + 1):
             assert time.monotonic() < until
             time.sleep(0.01)
     assert lines.close()
     assert not [t for t in threading.enumerate() if t.name == "samepath-sync"]
-    assert (tmp_path / "metrics.jsonl").read_text() == "line 0\nline 1\nline 2\n"
+    assert file.read_text() == "line 0\nline 1\nline 2\n"
 
 
-def test_a_disk_that_refuses_is_told_to_whoever_syncs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_refuses_is_told_to_the_caller_that_syncs(
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = threading.Event()
 
@@ -60,7 +75,7 @@ def test_a_disk_that_refuses_is_told_to_whoever_syncs(
 
     monkeypatch.setattr(os, "fdatasync", failing)
     monkeypatch.setattr(os, "fsync", failing)
-    lines = Lines(tmp_path / "metrics.jsonl", 0, eager=True)
+    lines = Lines(file, 0, eager=True)
     lines.add("line")
     lines.flush()
     assert tried.wait(60)
@@ -71,44 +86,26 @@ def test_a_disk_that_refuses_is_told_to_whoever_syncs(
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_more_than_is_kept_is_synced_on_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eager: bool
+    file: Path, monkeypatch: pytest.MonkeyPatch, synced: dict[str, list[int]], eager: bool
 ) -> None:
-    """A quick run writes megabytes between two checkpoints."""
+    """A quick run writes megabytes between two checkpoints; and one line may be larger than all
+    that is kept."""
     monkeypatch.setattr(lines_module, "MOST_UNSYNCED", 1000)
-    synced: list[int] = []
-    sync = os.fsync
-
-    def watched(file: int) -> None:
-        sync(file)
-        synced.append(os.fstat(file).st_size)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    lines = Lines(tmp_path / "metrics.jsonl", 0, eager=eager)
-    expected = ""
-    for number in range(500):
-        lines.add(f"line {number:04}")
+    lines = Lines(file, 0, eager=eager)
+    expected = [f"line {number:04}" for number in range(500)] + ["x" * 1001, "short"]
+    for line in expected:
+        lines.add(line)
         lines.flush()
-        expected += f"line {number:04}\n"
-    assert (tmp_path / "metrics.jsonl").read_text() == expected
+    assert file.read_text().splitlines() == expected
     # each time that the kernel alone has had more than 1000 bytes: 101 lines of 10
-    assert synced == [1010, 2020, 3030, 4040]
+    assert synced["fsync"] == [1010, 2020, 3030, 4040, 5000 + 1002]
     lines.sync()
-    assert synced[-1] == 5000
+    assert synced["fsync"][-1] == 6008
     assert lines.close()
-
-
-def test_one_line_larger_than_all_that_is_kept(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "metrics.jsonl", 0)
-    long = "x" * (lines_module.MOST_UNSYNCED + 1)
-    lines.add(long)
-    lines.flush()
-    lines.add("short")
-    assert lines.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == f"{long}\nshort\n"
 
 
 def test_a_disk_that_refuses_on_the_way_loses_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it may not have is written once more, and in order."""
     monkeypatch.setattr(lines_module, "MOST_UNSYNCED", 100)
@@ -121,7 +118,7 @@ def test_a_disk_that_refuses_on_the_way_loses_and_doubles_nothing(
         sync(file)
 
     monkeypatch.setattr(os, "fsync", failing)
-    lines = Lines(tmp_path / "metrics.jsonl", 0)
+    lines = Lines(file, 0)
     expected, refused = "", 0
     for number in range(60):
         fails = 15 < number < 40
@@ -133,7 +130,7 @@ def test_a_disk_that_refuses_on_the_way_loses_and_doubles_nothing(
             refused += 1
     assert refused > 10
     assert lines.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == expected
+    assert file.read_text() == expected
 
 
 # ---- reading

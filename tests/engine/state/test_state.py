@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import lr_scheduler as rates
 
 from samepath.engine.comm.collective import Alone
 from samepath.engine.run.trainer import Trainer
@@ -23,7 +23,7 @@ from samepath.engine.step.settings import Settings
 from samepath.errors import CheckpointDamaged, UserError
 
 Optimize = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-Schedule = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+Schedule = Callable[[torch.optim.Optimizer], rates.LRScheduler]
 
 
 class Odd(nn.Module):
@@ -74,17 +74,12 @@ OPTIMIZERS: dict[str, Optimize] = {
     ),
 }
 SCHEDULES: dict[str, Schedule] = {
-    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5),
-    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
-    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
-    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20),
-    "warm-up": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o,
-        [
-            torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=3),
-            torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
-        ],
-        milestones=[3],
+    "step": lambda o: rates.StepLR(o, 2, gamma=0.5),
+    "lambda": lambda o: rates.LambdaLR(o, lambda step: 0.9**step),
+    "cosine": lambda o: rates.CosineAnnealingLR(o, 10),
+    "one cycle": lambda o: rates.OneCycleLR(o, 0.1, total_steps=20),
+    "warm-up": lambda o: rates.SequentialLR(
+        o, [rates.LinearLR(o, 0.1, total_iters=3), rates.ExponentialLR(o, 0.9)], milestones=[3]
     ),
 }
 
@@ -196,11 +191,7 @@ def test_memory_layouts_come_back(tmp_path: Path) -> None:
 def state() -> State:
     trainer = make(OPTIMIZERS["adam"], SCHEDULES["step"])
     train(trainer, 3)
-    found = state_of(trainer)
-    return State(
-        {name: tensor.clone() for name, tensor in found.tensors.items()},
-        copy.deepcopy(found.structure),
-    )
+    return state_of(trainer).clone()
 
 
 def test_every_byte_of_every_tensor_counts(state: State) -> None:
@@ -221,26 +212,26 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "shape": lambda t: t.reshape(-1),
     "transposed": lambda t: t.T.contiguous().reshape(t.shape),
 }
+EARLY, LATE = "model/early.weight", "model/late.weight"
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_values_that_look_alike_count(what: str, state: State) -> None:
-    name = "model/early.weight"
-    tensor = state.tensors[name].clone()
+    tensor = state.tensors[EARLY].clone()
     tensor[0, 0] = 0.0
-    before = replace(state, tensors=state.tensors | {name: tensor})
-    after = replace(state, tensors=state.tensors | {name: CHANGES[what](tensor)})
+    before, after = (
+        replace(state, tensors=state.tensors | {EARLY: each})
+        for each in (tensor, CHANGES[what](tensor))
+    )
     assert digest(before) != digest(after)
 
 
 def test_names_count(state: State) -> None:
-    tensors = dict(state.tensors)
-    tensors["model/other.weight"] = tensors.pop("model/early.weight")
-    assert digest(replace(state, tensors=tensors)) != digest(state)
-    swapped = dict(state.tensors)
-    a, b = "model/early.weight", "model/late.weight"
-    swapped[a], swapped[b] = swapped[b], swapped[a]
-    assert digest(replace(state, tensors=swapped)) != digest(state)
+    early, late = state.tensors[EARLY], state.tensors[LATE]
+    swapped = state.tensors | {EARLY: late, LATE: early}
+    renamed = {n: t for n, t in state.tensors.items() if n != EARLY} | {"model/other": early}
+    for tensors in (swapped, renamed):
+        assert digest(replace(state, tensors=tensors)) != digest(state)
 
 
 def test_numbers_count() -> None:
@@ -277,10 +268,8 @@ def test_a_state_of_another_model() -> None:
     trainer = make(OPTIMIZERS["sgd"])
     found = state_of(trainer)
     other = nn.Linear(2, 2)
-    stranger = Trainer(
-        Alone(torch.device("cpu")), other, torch.optim.SGD(other.parameters(), lr=0.1), loss,
-        Settings(batch_size=1, grain_size=1),
-    )  # fmt: skip
+    optimizer, settings = torch.optim.SGD(other.parameters()), Settings(batch_size=1, grain_size=1)
+    stranger = Trainer(Alone(torch.device("cpu")), other, optimizer, loss, settings)
     with pytest.raises(CheckpointDamaged, match="does not fit"):
         load_state(stranger, found)
 
@@ -295,18 +284,8 @@ def test_state_that_would_need_pickle() -> None:
 def test_exact_numbers() -> None:
     """Floats, infinities and whole numbers go through JSON unchanged, with their types."""
     values: list[Any] = [
-        0.1,
-        1e-300,
-        float("inf"),
-        -0.0,
-        2**70,
-        True,
-        None,
-        "x",
-        (1, 2),
-        [3],
-        {4: 5},
-    ]
+        0.1, 1e-300, float("inf"), -0.0, 2**70, True, None, "x", (1, 2), [3], {4: 5}
+    ]  # fmt: skip
     trainer, again = make(OPTIMIZERS["sgd"]), make(OPTIMIZERS["sgd"])
     trainer.optimizer.param_groups[0]["mine"] = values
     found = state_of(trainer)

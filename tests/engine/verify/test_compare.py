@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,86 +72,72 @@ def test_tensors_are_compared_by_bits() -> None:
     assert values is not None
     assert (values.num_values, values.num_different, values.max_ulps) == (6, 2, 1)
     assert values.first_index == (0, 0)
-    assert compare_tensors(a, a.clone()) is None
-    assert compare_tensors(a, a.double()) is None, "of another type: no distance"
-    assert compare_tensors(a, a[:1]) is None
+    for same in (a.clone(), a.double(), a[:1]):  # of another type or shape: no distance
+        assert compare_tensors(a, same) is None
 
 
-def test_there_is_no_distance_to_nan() -> None:
-    values = compare_tensors(torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan]))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "num_different", "max_ulps"),
+    [
+        ([1.0, 2.0], [1.0, math.nan], 1, None),  # there is no distance to NaN
+        ([1.0, 2.0], [1.0000001, math.nan], 2, 1),
+        ([True, False], [True, True], 1, 1),
+        ([1 + 2j], [1 + 3j], 1, 1 << 22),
+        (1.0, 2.0, 1, 1 << 23),
+    ],
+)
+def test_numbers_of_all_kinds_compare(
+    ours: Any, theirs: Any, num_different: int, max_ulps: int | None
+) -> None:
+    values = compare_tensors(torch.tensor(ours), torch.tensor(theirs))
     assert values is not None
-    assert (values.num_different, values.max_ulps) == (1, None)
-    mixed = compare_tensors(torch.tensor([1.0, 2.0]), torch.tensor([1.0000001, math.nan]))
-    assert mixed is not None
-    assert (mixed.num_different, mixed.max_ulps) == (2, 1)
+    assert (values.num_different, values.max_ulps) == (num_different, max_ulps)
 
 
-def test_scalars_booleans_and_complex_numbers_compare() -> None:
-    scalar = compare_tensors(torch.tensor(1.0), torch.tensor(2.0))
-    assert scalar is not None
-    assert scalar.first_index == ()
-    truth = compare_tensors(torch.tensor([True, False]), torch.tensor([True, True]))
-    assert truth is not None
-    assert (truth.num_different, truth.max_ulps) == (1, 1)
-    wave = compare_tensors(torch.tensor([1 + 2j]), torch.tensor([1 + 3j]))
-    assert wave is not None
-    assert (wave.num_different, wave.first_pair) == (1, (2.0, 3.0))
+def traced(*steps: dict[str, str], first: int = 0, end: str = "") -> WorkerTrace:
+    return WorkerTrace(steps=list(steps), first_step=first, end={"a": end})
 
 
 def test_first_parting_keeps_the_order_of_names() -> None:
     same = {"model/a": "1", "optimizer/a": "1", "loss": "1"}
-    one = WorkerTrace(steps=[same, same | {"optimizer/a": "2", "loss": "2"}, same])
-    assert first_parting(WorkerTrace(steps=[same, same, same]), one) == Parting(1, "optimizer/a")
+    one = traced(same, same | {"optimizer/a": "2", "loss": "2"}, same)
+    other = traced(same, same, same)
+    assert first_parting(other, one) == Parting(1, "optimizer/a")
     assert first_parting(one, one) is None
-    assert first_parting(WorkerTrace(steps=[same, same, same]), one, last_step=0) is None
+    assert first_parting(other, one, last_step=0) is None
 
 
 def test_a_shorter_path_is_another_path() -> None:
-    assert first_parting(WorkerTrace(steps=[{}, {}]), WorkerTrace(steps=[{}, {}, {}])) == Parting(
-        2, "status"
-    )
-    assert (
-        first_parting(WorkerTrace(steps=[{}, {}]), WorkerTrace(steps=[{}, {}, {}]), last_step=1)
-        is None
-    )
+    assert first_parting(traced({}, {}), traced({}, {}, {})) == Parting(2, "status")
+    assert first_parting(traced({}, {}), traced({}, {}, {}), last_step=1) is None
 
 
 def test_an_evaluation_only_one_run_made_is_no_difference() -> None:
     """One that ends at a step evaluates there; a longer one need not."""
-    ended = WorkerTrace(steps=[{"loss": "1", "valid loss": "1"}])
-    longer = WorkerTrace(steps=[{"loss": "1"}, {"loss": "2"}])
+    plain, valid = {"loss": "1"}, {"loss": "1", "valid loss": "1"}
+    ended, longer = traced(valid), traced(plain, {"loss": "2"})
     assert first_parting(ended, longer, 0) is None
-    other = WorkerTrace(steps=[{"loss": "1", "valid loss": "2"}])
-    assert first_parting(ended, other) == Parting(0, "valid loss")
-    assert first_parting(ended, WorkerTrace(steps=[{"loss": "1"}])) == Parting(0, "valid loss")
-    assert (
-        first_parting(longer, WorkerTrace(steps=[{"loss": "1", "valid loss": "1"}] * 2)) is not None
-    )
+    assert first_parting(ended, traced(valid | {"valid loss": "2"})) == Parting(0, "valid loss")
+    assert first_parting(ended, traced(plain)) == Parting(0, "valid loss")
+    assert first_parting(longer, traced(valid, valid)) is not None
 
 
 def test_a_run_that_was_continued_is_compared_from_there() -> None:
-    whole = WorkerTrace(steps=[{"a": str(n), "loss": "1", "valid loss": "1"} for n in range(4)])
-    read_back = {"a": "2"}
-    later = {"a": "3", "loss": "1", "valid loss": "1"}
-    assert first_parting(whole, WorkerTrace(steps=[read_back, later], first_step=2)) is None
-    lost = WorkerTrace(steps=[{}, later], first_step=2)
-    assert first_parting(whole, lost) == Parting(2, "a")
-    moved = WorkerTrace(steps=[read_back, later | {"loss": "2"}], first_step=2)
+    whole = traced(*({"a": str(n), "loss": "1", "valid loss": "1"} for n in range(4)))
+    read_back, later = {"a": "2"}, {"a": "3", "loss": "1", "valid loss": "1"}
+    assert first_parting(whole, traced(read_back, later, first=2)) is None
+    assert first_parting(whole, traced({}, later, first=2)) == Parting(2, "a")
+    moved = traced(read_back, later | {"loss": "2"}, first=2)
     assert first_parting(whole, moved) == Parting(3, "loss")
-    assert first_parting(whole, WorkerTrace(steps=[read_back], first_step=2)) == Parting(
-        3, "status"
-    )
-    assert first_parting(whole, WorkerTrace(steps=[read_back], first_step=2), 2) is None
+    assert first_parting(whole, traced(read_back, first=2)) == Parting(3, "status")
+    assert first_parting(whole, traced(read_back, first=2), 2) is None
 
 
 def test_the_state_after_the_last_evaluation_counts() -> None:
-    one, other = (
-        WorkerTrace(steps=[{}, {}], end={"a": "1"}),
-        WorkerTrace(steps=[{}, {}], end={"a": "2"}),
-    )
+    one, other = traced({}, {}, end="1"), traced({}, {}, end="2")
     assert first_parting(one, other) == Parting(1, "a")
     assert first_parting(one, other, 0) is None
-    assert first_parting(one, WorkerTrace(steps=[{}, {}, {}], end={"a": "2"}), 1) is None
+    assert first_parting(one, traced({}, {}, {}, end="2"), 1) is None
 
 
 def grains(**events: list[GrainEvent]) -> Grains:

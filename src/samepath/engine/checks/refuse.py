@@ -40,11 +40,10 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
         if kind in _SYNCHRONISES_ITSELF:
             instead = "use plain BatchNorm" if kind == "SyncBatchNorm" else "pass the plain module"
             raise UserError(f"{where} synchronises workers by itself; {instead}, samepath does it")
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+        is_embedding = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if is_embedding and module.sparse:
             raise UserError(f"{where} makes sparse gradients; set sparse=False")
-        if getattr(module, "max_norm", None) is not None and isinstance(
-            module, (nn.Embedding, nn.EmbeddingBag)
-        ):
+        if is_embedding and module.max_norm is not None:
             raise UserError(
                 f"{where} has max_norm, which changes the weights of the words it meets during the "
                 "forward pass, so that workers would part; renormalise once a step instead: "
@@ -81,13 +80,12 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
             f"{type(optimizer).__name__} keeps its state in a form of its own, which cannot be "
             "saved; use the optimizer inside it, or one that is a torch.optim.Optimizer throughout"
         )
-    ours = {id(parameter) for parameter in model.parameters()}
-    for group in optimizer.param_groups:
-        if any(id(parameter) not in ours for parameter in group["params"]):
-            raise UserError(
-                "the optimizer updates a tensor that is not a parameter of the model; "
-                "make it an nn.Parameter of a module"
-            )
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not updated <= {id(parameter) for parameter in model.parameters()}:
+        raise UserError(
+            "the optimizer updates a tensor that is not a parameter of the model; make it an "
+            "nn.Parameter of a module"
+        )
 
 
 def modules_outside(loss: Callable[..., Any], model: nn.Module) -> nn.ModuleList:
@@ -153,27 +151,21 @@ def refuse_lone_example(recipe: Recipe, model: nn.Module, plan: Plan) -> None:
     Only such a plan, and a model with batch norm, is looked at: nothing else takes any time."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return
-    if plan.batch_size % plan.grain_size == 1 and _fails(recipe, model, plan, step=0):
+    for step in (0, plan.steps_per_epoch - 1):
+        size = len(plan.batch(step).examples)
+        if size % plan.grain_size != 1 or not _fails(recipe, model, plan, step):
+            continue
+        which, of, remedy = "every batch", "", "a batch_size that grain_size divides"
+        if size < plan.batch_size:
+            which, of = "the last batch of an epoch", f" left of {plan.num_examples} examples,"
+            remedy = "drop_last=True, or another batch_size or grain_size"
         raise UserError(
-            f"the last grain of every batch has 1 example ({plan.batch_size} in grains of "
-            f"{plan.grain_size}), and the model's batch norm needs more; use a batch_size that "
-            "grain_size divides"
-        )
-    last = plan.steps_per_epoch - 1
-    size = len(plan.batch(last).examples)
-    if (
-        size < plan.batch_size
-        and size % plan.grain_size == 1
-        and _fails(recipe, model, plan, step=last)
-    ):
-        raise UserError(
-            f"the last batch of an epoch ends with a grain of 1 example ({size} left of "
-            f"{plan.num_examples} examples, in grains of {plan.grain_size}), and the model's batch "
-            "norm needs more; use drop_last=True, or another batch_size or grain_size"
+            f"the last grain of {which} has 1 example ({size}{of} in grains of {plan.grain_size}), "
+            f"and the model's batch norm needs more; use {remedy}"
         )
 
 
-def _fails(recipe: Recipe, model: nn.Module, plan: Plan, *, step: int) -> bool:
+def _fails(recipe: Recipe, model: nn.Module, plan: Plan, step: int) -> bool:
     """Whether batch norm refuses the last grain of a batch. (Any other error is left to the step
     that meets it, which can say where and on which worker.)"""
     batch = plan.batch(step)

@@ -1,34 +1,160 @@
-"""Comparison of the workers' models, which must be the same and change only by updates.
+"""Comparison of the workers: the same model, the same arithmetic, and changes only by updates.
 
-In: a model, before and after a batch's grains. Out: nothing, or an error that names the tensor.
-Guaranteed: workers whose weights or buffers part from the others' are found within `EVERY` steps,
-and before anything is saved or the run ends. Weights that forward() or loss() change (a clamp, a
-teacher that follows) change once a step, whatever the number of grains: every grain starts from the
-same weights and must leave the same. Where grains leave different ones that is refused.
+In: a model, an optimizer, settings, the first grain; the model before and after a batch's grains.
+Out: nothing, or an error that names the tensor and the worker.
+
+Before the first step: a model that was made without the seed, settings that read the worker's
+number, data that are drawn anew in every process, a processor with other kernels would each make
+the path depend on which worker computes what, so each is refused. Later: workers whose weights or
+buffers part from the others' are found within `EVERY` steps, and before anything is saved or the
+run ends. Weights that forward() or loss() change (a clamp, a teacher that follows) change once a
+step, whatever the number of grains: every grain starts from the same weights and must leave the
+same, or is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samepath.engine.checks.fingerprints import describe_cpu
 from samepath.engine.comm.collective import Collective, Record
-from samepath.engine.comm.tensors import Checksums, same_bits, tensor_sums
+from samepath.engine.comm.tensors import Checksums, fingerprint, same_bits, tensor_sums
 from samepath.errors import ReplicasDiffer, UserError
 from samepath.keys import key
 
+MayDiffer: TypeAlias = Callable[[str], None]
+"""Told how a worker's processor differs; raises unless that is allowed."""
 EVERY = 16
 """Steps between two comparisons."""
 _LEARNS = 2
 
 
+# ---- before the first step
+
+
+def refuse_other_start(
+    collective: Collective,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    settings: Mapping[str, Any],
+    may_differ: MayDiffer,
+) -> None:
+    """Raise unless every worker begins with the same weights, buffers and settings."""
+    if collective.num_workers == 1:
+        return
+    tensors = _tensors_of(model)
+    form = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+    other = _first_other(collective, repr(form))
+    if other is not None:
+        raise UserError(
+            f"worker {other} has a model of other parameters or buffers than worker 0; make the "
+            "same model on every worker, whatever its number"
+        )
+    drift = _first_drift(list(tensors), collective.gather_rows(tensor_sums([*tensors.values()])))
+    if drift is not None:
+        what, worker = drift
+        if not _is_other_hardware(collective, worker, f"{what} before the first step", may_differ):
+            raise UserError(
+                f"{what} before the first step; make the model after samepath.start(), which sets "
+                "the generators from the seed (torch.rand and the like), or load its weights from "
+                "a file"
+            )
+        for tensor in tensors.values():  # one model, as one kind of machine makes it
+            collective.broadcast(tensor.detach())
+    plain = (bool, int, float, str, tuple, type(None))
+    groups = [
+        sorted((name, value) for name, value in group.items() if isinstance(value, plain))
+        for group in optimizer.param_groups
+    ]
+    shaping = [groups, sorted(settings.items()), torch.get_num_threads()]
+    other = _first_other(collective, repr(shaping))
+    if other is not None:
+        raise UserError(
+            f"worker {other} has other settings than worker 0 (learning rate, batch size, seed, "
+            "...); give every worker the same: samepath keeps the batch, so they need not change "
+            "with workers"
+        )
+
+
+def compare_first_grain(
+    collective: Collective,
+    model: nn.Module,
+    compute: Callable[[nn.Module | None], list[Any]],
+    may_differ: MayDiffer,
+) -> None:
+    """Have every worker compute the first grain of a batch, on a copy of the model (None where it
+    cannot be copied), and raise where results differ. A KeyError on all workers is left to the
+    step: a loss that looks parameters up in a dictionary of its own does not find the copy's."""
+    if collective.num_workers == 1:
+        return
+    as_it_is = LeftAlone(model)  # a loss may use another way to it than its argument
+    failure: KeyError | None = None
+    found: list[Any] = []
+    try:
+        found = compute(_copy(model))
+    except KeyError as error:
+        failure = error
+    finally:
+        as_it_is.put_back()
+    failures = collective.gather_rows(np.array([failure is not None], np.int64))
+    if failures.all():
+        found = compute(None)
+    elif failure is not None:
+        raise failure
+    other = _first_other(collective, found)
+    if other is None:
+        return
+    what = f"worker {other} computes the first grain differently from worker 0"
+    if not _is_other_hardware(collective, other, what, may_differ):
+        raise UserError(
+            f"{what}, on the same kind of processor: its data or its model are not the same, or "
+            "draw from a generator that the seed does not set; run `samepath verify` to see where"
+        )
+
+
+def _is_other_hardware(
+    collective: Collective, worker: int, what: str, may_differ: MayDiffer
+) -> bool:
+    """Whether a difference is explained by another kind of processor, which `may_differ` is told
+    (all workers together)."""
+    machines = [text.decode() for text in collective.gather_bytes(describe_cpu().encode())]
+    if machines[worker] == machines[0]:
+        return False
+    may_differ(
+        f"{what}: its processor is {machines[worker]}, worker 0's is {machines[0]}, and their "
+        "kernels differ"
+    )
+    return True
+
+
+def _copy(model: nn.Module) -> nn.Module | None:
+    """A model that may be changed; None where it cannot be copied (it holds tensors that are
+    results, say)."""
+    plain = getattr(model, "_orig_mod", model)  # of a compiled one: its copy would be compiled too
+    try:
+        return copy.deepcopy(plain)
+    except Exception:  # whatever it holds
+        return None
+
+
+def _first_other(collective: Collective, value: Any) -> int | None:
+    """The first worker whose value is not worker 0's."""
+    found = collective.gather_bytes(fingerprint(value).encode())
+    return next((worker for worker, value in enumerate(found) if value != found[0]), None)
+
+
+# ---- around the grains of a batch, and between workers
+
+
 def is_due(step: int) -> bool:
-    """Every so many steps, and as often at steps without a rhythm: what happens every tenth step,
-    say, is met too."""
+    """Whether workers are compared: every so many steps, and as often without a rhythm, so that
+    what happens every tenth step, say, is met too."""
     return step % EVERY == 0 or key("compare", step) % EVERY == 0
 
 
@@ -46,15 +172,10 @@ class Replicas:
     def _parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._model.named_parameters())
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**self._parameters(), **dict(self._model.named_buffers())}
-
-    # ---- around the grains of a batch
-
     def begin(self, *, check: bool) -> None:
         """Get ready for a batch's grains. `check`, the same on every worker: compare with the
         others."""
-        self._start = tensor_sums(list(self._tensors().values())) if check else None
+        self._start = tensor_sums(list(_tensors_of(self._model).values())) if check else None
         self._num_grains = 0
         self._known = set(self._before)
         changing = self._parameters() if self._learns else self._changing()
@@ -135,8 +256,6 @@ class Replicas:
         had_grains = np.array([self._num_grains], np.int64)
         return np.concatenate([had_grains, self._start, after]).view(np.uint8)
 
-    # ---- beside the others'
-
     def compare(self, step: int, records: Sequence[Record], *, refuses: bool) -> None:
         """Raise where workers' records differ, if it `refuses` that. A worker without a grain in
         this batch takes over what the others' forward passes have done to the weights (all workers
@@ -144,7 +263,7 @@ class Replicas:
         if not any(map(len, records)):
             return
         numbers = np.stack([record.view(np.int64) for record in records])
-        names, num_parameters = list(self._tensors()), len(self._parameters())
+        names, num_parameters = list(_tensors_of(self._model)), len(self._parameters())
         started, ended = numbers[:, 1:-num_parameters], numbers[:, -num_parameters:]
         names += ["a buffer"] * (started.shape[1] - len(names))  # one that has been replaced since
         if refuses:
@@ -162,7 +281,7 @@ class Replicas:
     def compare_now(self, when: str) -> None:
         """Raise where workers differ (all workers together)."""
         if self._collective.num_workers > 1:
-            tensors = self._tensors()
+            tensors = _tensors_of(self._model)
             sums = tensor_sums(list(tensors.values()))
             refuse_drift(list(tensors), self._collective.gather_rows(sums), when)
 
@@ -201,15 +320,26 @@ class LeftAlone:
 
 def refuse_drift(names: Sequence[str], rows: Checksums, when: str) -> None:
     """Raise where workers' sums (a row each) are not the same."""
-    differs = rows != rows[0]
-    if differs.any():
-        place = int(np.flatnonzero(differs.any(axis=0))[0])
-        worker = int(np.flatnonzero(differs[:, place])[0])
+    drift = _first_drift(names, rows)
+    if drift is not None:
         raise ReplicasDiffer(
-            f"{names[place]!r} of worker {worker} is not that of worker 0 {when}: something "
-            "changes the model on some workers only, or a worker's memory is failing; the run "
-            "ends here, and `samepath verify` shows where it begins"
+            f"{drift[0]} {when}: something changes the model on some workers only, or a worker's "
+            "memory is failing; the run ends here, and `samepath verify` shows where it begins"
         )
+
+
+def _first_drift(names: Sequence[str], rows: Checksums) -> tuple[str, int] | None:
+    """The first tensor whose sums (a row for each worker) are not all the same, in words, and the
+    first worker that has another."""
+    differs = rows != rows[0]
+    for place in np.flatnonzero(differs.any(axis=0)).tolist():
+        worker = int(np.flatnonzero(differs[:, place])[0])
+        return f"{names[place]!r} of worker {worker} is not that of worker 0", worker
+    return None
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _changed_by_grains(name: str) -> UserError:

@@ -17,7 +17,7 @@ from typing import Any
 from samepath.engine.elastic import step_memory
 from samepath.engine.elastic.ring import Portion
 from samepath.engine.elastic.step_memory import Change, Trail, weights_checksum
-from samepath.engine.state.resume import SavedStep, resume, share_newest, step_or_none, tell
+from samepath.engine.state.checkpoint import SavedStep, resume, share_newest, step_or_none, tell
 from samepath.engine.state.state import digest, like, load_state, state_of
 from samepath.engine.step.step import Stepper
 

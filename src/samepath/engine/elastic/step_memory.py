@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from samepath.engine.comm.tensors import fills
 from samepath.engine.elastic import ring
 from samepath.engine.elastic.ring import Checksum, Portion, Ring, RingEntry
-from samepath.engine.state.resume import SavedStep
+from samepath.engine.state.checkpoint import SavedStep
 from samepath.engine.state.state import State, state_of
 from samepath.engine.step.step import Stepper
 from samepath.faults import fault_point

@@ -43,8 +43,7 @@ from samepath.engine.comm.network import open_store
 from samepath.engine.launch.leftovers import mark_socket_folder, marked_semaphores
 from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
 from samepath.errors import SamepathError, WorkerFailed
-from samepath.orphans import die_with_launcher
-from samepath.owners import owned_folder
+from samepath.owners import die_with_launcher, owned_folder
 from samepath.threads import threads_of_children
 
 SHUTDOWN_SECONDS = 30

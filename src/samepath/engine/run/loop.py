@@ -10,11 +10,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
+from samepath.console import SilentWatcher, Watcher, count
 from samepath.data import Source, seed_everything
 from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.recover import recover
@@ -26,10 +27,10 @@ from samepath.engine.run.session import Session
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.run.trainer import Trainer
-from samepath.engine.state.progress import Display, Progress, RunResult, Silent
+from samepath.engine.state.checkpoint import BEST, epochs_of, kept_weights
+from samepath.engine.state.progress import Progress, RunResult
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import state_of
-from samepath.engine.state.weights import BEST, epochs_of, kept_weights
 from samepath.engine.step.settings import StepResult
 from samepath.errors import CheckpointDamaged, Diverged, NotSaved
 from samepath.faults import fault_point
@@ -92,9 +93,9 @@ class Run:
         session: Session,
         folder: RunFolder | None,
         *,
-        display: Display | None = None,
+        display: Watcher | None = None,
         stop_asked: Callable[[], int] = lambda: 0,
-        after_step: Callable[[Trainer], None] | None = None,
+        after_step: Callable[[Trainer, Sequence[StepResult]], None] | None = None,
         checkpoint_steps: int | None = None,
         events: bool = False,
         memory: StepMemory | None = None,
@@ -108,7 +109,7 @@ class Run:
         self.session = session
         self.folder = folder
         self.writes = folder if session.is_first else None
-        self.display: Display = display or Silent()
+        self.display: Watcher = display or SilentWatcher()
         self.stop_asked = stop_asked
         self.after_step = after_step
         self.checkpoint_steps = checkpoint_steps
@@ -277,13 +278,17 @@ class Run:
             self._examples += len(share.batch.examples)
             for result in results:
                 self._note(result)
-            if self.after_step is not None:
-                self.after_step(trainer)
             ended = None
             if place + 1 == per_epoch:
-                ended = self._end_epoch(source, plan.batch_size)
+                ended = self._end_epoch(plan.batch_size)
+            if self.after_step is not None:
+                self.after_step(trainer, results)
             if ended is not None:
                 return ended
+            if place + 1 == per_epoch and strategy.measures:
+                progress.history.append(measure(trainer, source, strategy.measures))
+                epoch, measured = progress.epoch - 1, progress.history[-1]
+                self._log(step=trainer.step_number, epoch=epoch, measured=measured)
             if any(result.stop for result in results):
                 return "interrupted"
             self._save_if_due()
@@ -311,7 +316,16 @@ class Run:
             **self.progress.noise_scale.fields(),
             **({"staleness": result.staleness} if self.options.server else {}),
         )
-        self.display.step(result, self.trainer.step_number, self._epochs())
+        done, last = self._epochs(), self.options.epochs
+        rate = self._examples / max(time.perf_counter() - self._started, 1e-9)
+        facts = f"epoch {done:.1f}/{last}  step {self.trainer.step_number}  "
+        facts += f"loss {result.loss:.5g}  {rate:.0f} examples/s"
+        if self.options.server:
+            facts += f"  staleness {self.progress.staleness_mean:.2f}"
+        for name, value in self.progress.metrics.items():
+            facts += f"  valid {name} {value:.5g}"
+        what = f"{self.options.recipe} on {count(self.session.num_workers, 'worker')}"
+        self.display.progress(what, done, last, facts)
 
     def _steps_left(self) -> int | None:
         """Steps until the run ends for their number; None where it does not."""
@@ -323,10 +337,9 @@ class Run:
         per_epoch = self.strategy.plan(progress.epoch, progress.history).steps_per_epoch
         return progress.epoch + (self.trainer.step_number - progress.epoch_began) / per_epoch
 
-    def _end_epoch(self, source: Source, batch_size: int) -> str | None:
-        """Evaluate, advance the schedule, measure; why the run ends here, if it does."""
+    def _end_epoch(self, batch_size: int) -> str | None:
+        """Evaluate, advance the schedule; why the run ends here, if it does."""
         trainer, progress = self.trainer, self.progress
-        epoch = progress.epoch
         if trainer.collective.num_workers > 1:  # a parameter server need not wait for its workers
             trainer.settle()
         if self.recipe.valid is not None:
@@ -339,7 +352,6 @@ class Run:
             epoch_train_loss=progress.train_loss,
             **{f"valid_{name}": value for name, value in progress.metrics.items()},
         )
-        self.display.epoch(progress.epoch, progress.train_loss, progress.metrics)
         progress.epoch += 1
         progress.epoch_began = trainer.step_number
         self._keep_weights(progress.epoch)
@@ -350,12 +362,7 @@ class Run:
                 self._keep_weights(progress.epoch, best=True)
         if self._target_reached():
             return "target"
-        if self._stuck():
-            return "stuck"
-        if self.strategy.measures:
-            progress.history.append(measure(trainer, source, self.strategy.measures))
-            self._log(step=trainer.step_number, epoch=epoch, measured=progress.history[-1])
-        return None
+        return "stuck" if self._stuck() else None
 
     def _stuck(self) -> bool:
         """Note one more validation loss; whether it has not moved for as long as there is

@@ -18,6 +18,7 @@ import torch
 from samepath.data import Source, as_source, seed_everything
 from samepath.engine.checks.fingerprints import (
     FINGERPRINTS,
+    find_again,
     fingerprints,
     refuse_others,
     refuse_others_now,
@@ -29,7 +30,7 @@ from samepath.engine.step.settings import refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Plan, count_steps
-from samepath.recipe import Recipe, find_recipe, where
+from samepath.recipe import Recipe, where
 from samepath.strategies import find_strategy
 
 _MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
@@ -266,19 +267,9 @@ def _default(name: str) -> Any:
 def recipe_of(options: Options, source: bytes | None = None) -> Recipe:
     """The recipe of a run, found again (in another process, say): its data, its keep-list. `source`
     is what the recipe's file held when the run began."""
-    recipe = find_recipe(
-        options.recipe, options.data, options.keep, source, threads=options.threads
-    )
+    recipe = find_again(asdict(options), source)
     refuse_others_now(recipe, asdict(options))
-    strategy = find_strategy(options.strategy, options.strategy_identity)
-    for file, before, now in (
-        (options.recipe, options.identity, recipe.origin.identity),
-        (options.data, options.data_identity, recipe.origin.data_identity),
-        (options.keep, options.keep_identity, recipe.origin.keep_identity),
-        (options.strategy, options.strategy_identity, strategy.identity),
-    ):
-        if before != now:
-            raise UserError(f"{file} has changed since the run began; put it back as it was")
+    find_strategy(options.strategy, options.strategy_identity)  # refuses one that has changed
     return recipe
 
 

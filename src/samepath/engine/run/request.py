@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import torch
 
+from samepath.console import Watcher
 from samepath.data.loaders import TIMEOUT_SECONDS
-from samepath.engine.checks.fingerprints import refuse_others
-from samepath.engine.checks.hardware import refuse_other_hardware
+from samepath.engine.checks.fingerprints import refuse_other_hardware, refuse_others
 from samepath.engine.elastic.machine import ENDPOINT_FILE, MachineOffer, WorkerRange, leader_answers
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import (
@@ -28,7 +28,7 @@ from samepath.engine.run.options import (
 from samepath.engine.run.session import too_many_workers
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.run.tensorboard import FOLDER, require_tensorboard
-from samepath.engine.state.progress import Display, RunResult
+from samepath.engine.state.progress import RunResult
 from samepath.engine.state.reopen import code_of, strategy_of_run
 from samepath.engine.state.run_folder import RunFolder, claim_next, next_free
 from samepath.errors import UserError
@@ -61,7 +61,7 @@ class Request(Overrides):
     """Write event files too. A run that has some goes on with them when it is resumed."""
     command: tuple[str, ...] = ()
     """The command line, for run.json."""
-    display: Callable[[Options, int], Display] | None = None
+    display: Callable[[], Watcher] | None = None
     """Makes what worker 0 shows; must pickle."""
     elastic: bool = False
     """Workers keep the last step in memory, and begin with it."""

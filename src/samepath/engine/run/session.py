@@ -28,7 +28,7 @@ from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Settings, refuse_names, refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
-from samepath.orphans import die_with_parent
+from samepath.owners import die_with_parent
 from samepath.threads import set_threads
 
 Link = Literal["auto", "network"]

@@ -15,8 +15,7 @@ import torch
 from samepath.data import Loaders, Source, as_source
 from samepath.data.sources import Data
 from samepath.engine.run.evaluation import evaluate
-from samepath.engine.state.checkpoint import save
-from samepath.engine.state.resume import resume
+from samepath.engine.state.checkpoint import resume, save
 from samepath.engine.state.state import digest, state_of
 from samepath.engine.step.grain_loader import GrainLoader
 from samepath.engine.step.pending import PendingBatch

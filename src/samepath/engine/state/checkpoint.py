@@ -1,9 +1,12 @@
-"""State on disk: safetensors and JSON, checksummed, all or nothing.
+"""State on disk: safetensors and JSON, checksummed, all or nothing; and back into a training.
 
-In: a State and where the run stands. Out: a folder `step-00000017`, or the newest good one back.
-Guaranteed: a folder of that name is complete (it is written aside, synced, then renamed); one whose
-bytes do not match its checksum is never loaded; what cannot be written leaves nothing behind, and
-what was there before as it was; nothing is unpickled.
+In: a State and where the run stands; a model's weights to be looked at later; a training that is
+new. Out: a folder `step-00000017`, or the newest good one back; `weights/epoch-00010.safetensors`,
+`weights/best.safetensors`, or a model put back to what it was then; the training after its newest
+step. Guaranteed: what has such a name is complete (it is written aside, synced, then renamed); what
+does not match its checksum is never loaded; what cannot be written leaves nothing behind, and what
+was there before as it was; nothing is unpickled. All workers resume with the same step, bit for
+bit: one that has nothing gets it from one that has, and worker 0 alone reads and tidies the folder.
 """
 
 from __future__ import annotations
@@ -13,27 +16,53 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save as dump_tensors
+from torch import Tensor, nn
 
 from samepath import files
-from samepath.engine.state.state import MISSHAPEN, State, check, digest, one_line
+from samepath.engine.comm.collective import Collective
+from samepath.engine.state.state import (
+    MISSHAPEN,
+    State,
+    check,
+    digest,
+    load_state,
+    one_line,
+    state_of,
+)
+from samepath.engine.step.step import Stepper
 from samepath.errors import CheckpointDamaged
 from samepath.faults import fault_point
-from samepath.files import MOST_JSON, PART, read_through, read_whole
+from samepath.files import (
+    MOST_JSON,
+    PART,
+    folder_aside,
+    opened_tensors,
+    parse_json,
+    read_tensors,
+    read_through,
+    read_whole,
+)
 
 KEEP = 2
 """Checkpoints kept: the newest, and one to fall back on."""
 _BEFORE = ".before"
 """Ends the name of what has just been replaced."""
+BEST: Literal["best"] = "best"
+"""Instead of a number of epochs: those with the lowest validation loss."""
+Epoch = int | Literal["best"]
+_NOTHING, _DAMAGED = -1, -2
 
 
 @dataclass(frozen=True)
@@ -88,7 +117,7 @@ def save(folder: Path, state: State, progress: dict[str, Any]) -> str:
             "progress": progress,
         }
         text = json.dumps(content)
-        checksum = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest()})
+        checksum = json.dumps({"checksum": _sha256(text)})
         files.write_atomically(aside / "checkpoint.json", f"{checksum}\n{text}\n")
         if path.exists():
             path.rename(_beside(path, _BEFORE))
@@ -104,6 +133,10 @@ def save(folder: Path, state: State, progress: dict[str, Any]) -> str:
             old.rename(_beside(old, PART))  # never half of one under its own name
         _tidy(folder)
     return fingerprint
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _beside(path: Path, ending: str) -> Path:
@@ -131,15 +164,13 @@ def _distinct(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, 
         else:
             first[where] = name
             # a tensor that is part of another's memory is written out as itself
-            row_major = torch.contiguous_format
-            distinct[name] = (
-                tensor.contiguous() if _alone(tensor) else tensor.clone(memory_format=row_major)
-            )
+            is_alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+            distinct[name] = tensor.contiguous() if is_alone else _row_major(tensor)
     return distinct, same_as
 
 
-def _alone(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+def _row_major(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -155,33 +186,32 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Read a file of state in this block; whatever is wrong with it is CheckpointDamaged."""
+    try:
+        yield
+    except (OSError, MemoryError, SafetensorError, *MISSHAPEN) as error:
+        raise CheckpointDamaged(f"{path}: cannot be read ({one_line(error)})") from error
+
+
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint and check every byte of it."""
-    try:
+    with _reading(path):
         whole = read_whole(path / "checkpoint.json", MOST_JSON).decode()
         first, text = whole.rstrip("\n").split("\n", 1)
-        if json.loads(first)["checksum"] != hashlib.sha256(text.encode()).hexdigest():
+        if json.loads(first)["checksum"] != _sha256(text):
             raise CheckpointDamaged(f"{path}: checkpoint.json does not match its checksum")
         content = json.loads(text)
-        state = State(_read_tensors(path / "state.safetensors"), content["structure"])
+        read_through(path / "state.safetensors")
+        # mapped; safetensors holds what the header claims against the file's size
+        state = State(load_file(path / "state.safetensors"), content["structure"])
         for name, other in content["same_as"].items():
             state.tensors[name] = state.tensors[other]
         check(state)
-        found = Checkpoint(path, state, {**content["progress"]}, content["digest"])
-        matches = digest(state) == found.digest
-    except (OSError, MemoryError, SafetensorError, *MISSHAPEN) as error:
-        raise CheckpointDamaged(f"{path}: cannot be read ({one_line(error)})") from error
-    if not matches:
-        raise CheckpointDamaged(f"{path}: state.safetensors does not match its digest")
-    return found
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, in memory that is mapped to it. What its header claims is held against
-    its size before any memory is taken (by safetensors)."""
-    read_through(path)
-    tensors: dict[str, Tensor] = load_file(path)
-    return tensors
+        if digest(state) != content["digest"]:
+            raise CheckpointDamaged(f"{path}: state.safetensors does not match its digest")
+        return Checkpoint(path, state, {**content["progress"]}, content["digest"])
 
 
 def load_newest(
@@ -225,3 +255,157 @@ def _set_aside(path: Path) -> str:
     except OSError as error:
         return f"cannot be set aside ({error.strerror})"
     return f"is set aside as {aside.name}"
+
+
+# ---- weights kept along the way
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers of a model, as copies."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def write_weights(
+    folder: Path, epoch: Epoch, tensors: dict[str, Tensor], after: int | None = None
+) -> None:
+    """Write the weights that a model had after so many epochs, or at its best, which it was `after`
+    so many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (f"epoch-{epoch:05d}" if isinstance(epoch, int) else epoch)
+    after = epoch if isinstance(epoch, int) else after
+    about = {"digest": digest(State(tensors, {})), "epochs": after}
+    with folder_aside(path) as aside:  # safetensors has a file of its own beside the one it writes
+        written = aside / "weights"
+        write_tensors(written, tensors, {"about": json.dumps(about)})  # several have no order
+        written.replace(path.with_suffix(".safetensors"))
+        files.sync_folder(folder)
+
+
+def kept_weights(folder: Path) -> dict[Epoch, Path]:
+    """Epochs and their files, in order, the best ones last."""
+    found: dict[Epoch, Path] = {}
+    for path in sorted(folder.glob("epoch-*.safetensors")):
+        if match := re.fullmatch(r"epoch-(\d+)", path.stem):
+            found[int(match[1])] = path
+    best = folder / f"{BEST}.safetensors"
+    return found | ({BEST: best} if best.is_file() else {})
+
+
+def epochs_of(path: Path) -> int:
+    """Epochs after which a file's weights were reached, as it says itself; -1 if it does not."""
+    with suppress(CheckpointDamaged), _reading(path), opened_tensors(path, "pt") as file:
+        return int(_about(file.metadata() or {}).get("epochs") or -1)
+    return -1
+
+
+def _about(known: dict[str, str]) -> dict[str, Any]:
+    about = parse_json(known["about"]) if "about" in known else known
+    return about if isinstance(about, dict) else {}
+
+
+def load_weights(path: Path, model: nn.Module) -> str:
+    """Put a model back to what it was when the file was written; the weights' digest."""
+    with _reading(path):
+        read_through(path)
+        tensors, known = read_tensors(path, "pt")
+        recorded = _about(known).get("digest")
+    if digest(State(tensors, {})) != recorded:
+        raise CheckpointDamaged(f"{path}: the weights do not match their digest")
+    try:
+        model.load_state_dict(tensors)
+    except MISSHAPEN as error:
+        raise CheckpointDamaged(
+            f"{path}: does not fit this recipe's model ({one_line(error)})"
+        ) from error
+    return str(recorded)
+
+
+# ---- resuming
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """A completed step, read back and checked."""
+
+    step: int
+    state: State
+    progress: dict[str, Any]
+    """What was saved beside the state."""
+    from_disk: bool = False
+    """It comes from a checkpoint, not from memory."""
+
+
+def resume(
+    trainer: Stepper,
+    checkpoints: Path,
+    note: Callable[[str], None],
+    *,
+    start: State | None = None,
+    in_memory: SavedStep | None = None,
+) -> SavedStep | None:
+    """Put a training into its newest checkpoint, or into the step that all workers have
+    `in_memory` if that is newer. None if there is neither: then it is at its `start` (its present
+    state when not given). All workers together."""
+    start = start or state_of(trainer).clone()
+    collective, found = trainer.collective, in_memory
+    newest = _NOTHING
+    if collective.worker == 0:
+        there = list_checkpoints(checkpoints)
+        if there and step_of(there[-1]) > step_or_none(in_memory):
+            saved = load_newest(checkpoints, note, set_aside=True)
+            if saved is None:
+                newest = _NOTHING if in_memory is not None else _DAMAGED
+            elif int(saved.state.structure["step"]) > step_or_none(in_memory):
+                newest = int(saved.state.structure["step"])
+                found = SavedStep(newest, saved.state, saved.progress)
+    newest = tell(collective, newest)[0]
+    if newest == _DAMAGED:
+        raise CheckpointDamaged(
+            f"no checkpoint in {checkpoints} can be read; to start again, give another --out"
+        )
+    if newest != _NOTHING:
+        steps = [newest] + [_NOTHING] * (collective.num_workers - 1)
+        found = share_newest(collective, found, steps)
+    load_state(trainer, start if found is None else found.state)
+    if found is None:
+        return None
+    trainer.settle()
+    if digest(state_of(trainer)) != digest(found.state):
+        raise CheckpointDamaged("the model and optimizer do not take the saved state unchanged")
+    return replace(found, from_disk=newest != _NOTHING)
+
+
+def step_or_none(saved: SavedStep | None) -> int:
+    """The step, below all steps where there is none."""
+    return _NOTHING if saved is None else saved.step
+
+
+def tell(collective: Collective, number: int) -> list[int]:
+    """Tell all workers a number; returns the number of each."""
+    numbers: list[int] = collective.gather_rows(np.array([number], np.int64)).ravel().tolist()
+    return numbers
+
+
+def share_newest(
+    collective: Collective, mine: SavedStep | None, steps: list[int]
+) -> SavedStep | None:
+    """Give all workers the newest of what they have; `steps` says which step each has."""
+    newest = max(steps)
+    if min(steps) == newest:
+        return mine
+    source, about, data = steps.index(newest), b"", b""
+    if collective.worker == source:
+        assert mine is not None
+        about = json.dumps([mine.step, mine.state.structure, mine.progress]).encode()
+        tensors = mine.state.tensors
+        data = dump_tensors({name: _row_major(t.detach().cpu()) for name, t in tensors.items()})
+    lengths = torch.tensor([len(about), len(data)], device=collective.device)
+    collective.broadcast(lengths, source)
+    content = torch.empty(int(lengths.sum()), dtype=torch.uint8)
+    if collective.worker == source:
+        content = torch.frombuffer(bytearray(about + data), dtype=torch.uint8)
+    content = content.to(collective.device)
+    collective.broadcast(content, source)
+    received, end = content.cpu().numpy().tobytes(), int(lengths[0])
+    step, structure, progress = json.loads(received[:end])
+    return SavedStep(step, State(parse_tensors(received[end:]), structure), progress)

@@ -1,16 +1,13 @@
 """metrics.jsonl: the only writer of its lines, and the only readers.
 
-Writing, on a disk that may be full or read-only for a while. In: lines, one by one. Out: the file.
-Guaranteed: the kernel has each line at once (the end of this process does not lose it), or it waits
-in memory until it can be had; their order is kept; never half of one is left behind; what is synced
-is on disk. If `eager`, each is brought to the disk soon, by a thread: the end of this machine loses
-only the last ones.
+Writing, on a disk that may be full or read-only for a while, guarantees: the kernel has each line
+at once (the end of this process does not lose it), or it waits in memory until it can be had; lines
+keep their order and are never left half; what is synced is on disk. If `eager`, a thread brings
+each to the disk soon: the end of this machine loses only the last ones.
 
-Reading, also while the run writes. In: the file. Out: its lines (`read_lines`); its columns, read
-on from where the last look ended (`MetricColumns`); its newest values; a few values from all over
-it. Guaranteed: a last line that is half written is not read before its other half is there; lines
-that are damaged are left out, and `MetricColumns` counts them; a file that a resumed run rewrote is
-read anew. No torch: the dashboard reads with this.
+Reading, also while the run writes, guarantees: a last line that is half written is not read before
+its other half is there; damaged lines are left out, and `MetricColumns` counts them; a file that a
+resumed run rewrote is read anew. No torch: the dashboard reads with this.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from numpy.typing import NDArray
 
 from samepath.errors import UserError
 from samepath.faults import fault_point
-from samepath.files import open_plain, parse_json
+from samepath.files import NOT_FINITE, open_plain, parse_json
 
 MOST_UNSYNCED = 1 << 20
 """Bytes that are kept in case the disk does not have them."""
@@ -38,8 +35,6 @@ _MOST = 2**1000
 """Above any number in a line."""
 _PLACE = ("step", "epoch", "seconds")
 """What says where a line stands, beside what it measures."""
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""How a line spells numbers that JSON does not have."""
 _REMEMBERED = 512
 """Bytes before the place reached: if they have changed, the file is another one."""
 _TAIL = 16 * 2**10
@@ -60,7 +55,12 @@ class Lines:
         self._unsynced = bytearray()
         """The kernel has it; whether the disk has, it has not said."""
         self._file: int | None = None
-        self._soon = Soon(path) if eager else None
+        self._sync_wanted, self._ended = threading.Event(), False
+        self._thread: threading.Thread | None = None
+        if eager:
+            name = "samepath-sync"
+            self._thread = threading.Thread(target=self._sync_soon, name=name, daemon=True)
+            self._thread.start()
 
     def add(self, line: str) -> None:
         self._waiting += line.encode() + b"\n"
@@ -68,8 +68,7 @@ class Lines:
     def flush(self) -> None:
         """Hand what waits to the kernel; now and then, before too much is kept, to the disk too."""
         self._write()
-        if self._soon is not None:
-            self._soon.wanted.set()
+        self._sync_wanted.set()
         if len(self._unsynced) > MOST_UNSYNCED:
             self._sync_written()
 
@@ -116,9 +115,11 @@ class Lines:
 
     def close(self) -> bool:
         """Close the file; False if something has not reached the disk."""
-        if self._soon is not None:
-            self._soon.end()
-            self._soon = None
+        if self._thread is not None:
+            self._ended = True
+            self._sync_wanted.set()
+            self._thread.join()
+            self._thread = None
         try:
             self.sync()
         except OSError:
@@ -129,25 +130,10 @@ class Lines:
                 self._file = None
         return True
 
-
-class Soon:
-    """A thread that brings a file to the disk whenever that is `wanted`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._ended = False
-        self.wanted = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="samepath-sync", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ended = True
-        self.wanted.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while self.wanted.wait() and not self._ended:
-            self.wanted.clear()
+    def _sync_soon(self) -> None:
+        """Bring lines to the disk as they come, in a thread."""
+        while self._sync_wanted.wait() and not self._ended:
+            self._sync_wanted.clear()
             # Each descriptor of a file is told of an error: a caller that must have it hears it too
             with suppress(OSError), self._path.open("rb") as file:
                 os.fdatasync(file.fileno())
@@ -225,7 +211,7 @@ def _fits(name: str, value: Any) -> bool:
         return not named and flat and all(_fits("", each) for each in value.values())
     if type(value) is int or (type(value) is float and name not in ("step", "epoch")):
         return bool(-_MOST < value < _MOST)
-    return not named and (value is None or (type(value) is str and value in _WORDS))
+    return not named and (value is None or (type(value) is str and value in NOT_FINITE))
 
 
 class MetricColumn:
@@ -308,7 +294,7 @@ def number(value: Any) -> float:
         return value
     if type(value) is int:
         return float(value) if abs(value) < 10**300 else math.nan
-    return _WORDS.get(value, math.nan) if type(value) is str else math.nan
+    return NOT_FINITE.get(value, math.nan) if type(value) is str else math.nan
 
 
 def newest_values(file: IO[bytes]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Progress of a run, its result, and what a person sees of it meanwhile."""
+"""Progress of a run, and its result."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from samepath.engine.noise_scale import NoiseScale
 from samepath.engine.step.settings import StepResult
@@ -110,27 +109,3 @@ class Progress:
     @property
     def staleness_mean(self) -> float:
         return self.staleness_sum / max(1, self.updates)
-
-
-class Display(Protocol):
-    """Shows a person the run while it goes on."""
-
-    def step(self, result: StepResult, steps: int, epochs: float) -> None: ...
-
-    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Silent:
-    """Shows nothing."""
-
-    def step(self, result: StepResult, steps: int, epochs: float) -> None: ...
-
-    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...

@@ -22,14 +22,13 @@ from typing import Any
 from torch import nn
 
 from samepath.builtin import BUILT_IN
-from samepath.engine.checks.fingerprints import changed_modules
-from samepath.engine.state.checkpoint import load_newest
+from samepath.engine.checks.fingerprints import find_again, has_changed
+from samepath.engine.state.checkpoint import Epoch, kept_weights, load_newest, load_weights
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.state.state import load_model
-from samepath.engine.state.weights import Epoch, kept_weights, load_weights
 from samepath.errors import UserError
 from samepath.files import read_whole
-from samepath.recipe import Recipe, find_recipe
+from samepath.recipe import Recipe
 
 MOST_SOURCE_BYTES = 1 << 24
 
@@ -86,9 +85,10 @@ class ReopenedRun:
 
     def losses_by_epoch(self) -> dict[int, float]:
         """Validation (else training) losses by the number of epochs trained."""
-        lines = [line for line in self.folder.read_metrics() if "epoch_train_loss" in line]
         return {
-            line["epoch"] + 1: line.get("valid_loss", line["epoch_train_loss"]) for line in lines
+            line["epoch"] + 1: line.get("valid_loss", line["epoch_train_loss"])
+            for line in self.folder.read_metrics()
+            if "epoch_train_loss" in line
         }
 
 
@@ -124,24 +124,11 @@ def needs_code_to_draw(record: Mapping[str, Any]) -> bool:
 
 def recipe_of_run(record: Mapping[str, Any], folder: Path) -> Recipe:
     """The recipe of the run in a folder, on the data it was trained with."""
-    config = record["config"]
-    name, source = config["recipe"], None
-    if name not in BUILT_IN:
+    config, source = record["config"], None
+    if config["recipe"] not in BUILT_IN:
         path, source = _file(record, "recipe", "identity", folder)
-        name = str(path)
-    elif config.get("identity") != name:
-        raise _changed("recipe", name, folder)
-    for file in changed_modules(name, _modules(config)):
-        raise _changed("file", file, folder)
-    threads = config.get("threads", 1)
-    recipe = find_recipe(name, config.get("data"), config.get("keep"), source, threads=threads)
-    for what, identity, here in (
-        ("data", "data_identity", recipe.origin.data_identity),
-        ("keep", "keep_identity", recipe.origin.keep_identity),
-    ):
-        if config.get(identity) != here:
-            raise _changed("keep-list" if what == "keep" else what, config[what], folder)
-    return recipe
+        config = config | {"recipe": str(path)}
+    return find_again(config, source, f"the run {folder}")
 
 
 def strategy_of_run(record: Mapping[str, Any], folder: Path) -> str:
@@ -167,23 +154,11 @@ def _file(record: Mapping[str, Any], what: str, identity: str, folder: Path) -> 
         if hashlib.sha256(source).hexdigest() == record["config"].get(identity):
             return Path(place), source
     if there:
-        raise _changed(what, typed, folder)
+        raise has_changed(f"the {what} {typed}", f"the run {folder}")
     raise UserError(
         f"the {what} {typed} of the run {folder} is not there ({places[0]}); put it back, "
         "or go to where it was typed"
     )
-
-
-def _changed(what: str, name: str, folder: Path) -> UserError:
-    return UserError(
-        f"the {what} {name} has changed since the run {folder} began; put it back as it was"
-    )
-
-
-def _modules(config: Mapping[str, Any]) -> dict[str, str]:
-    """The user's own modules that the recipe imported, and what was in them."""
-    modules = config.get("modules")
-    return modules if isinstance(modules, dict) else {}
 
 
 def _code(record: Mapping[str, Any]) -> Mapping[str, Any]:

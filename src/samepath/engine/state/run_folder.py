@@ -9,6 +9,7 @@ is written after all that came before it, and a result after everything.
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
@@ -24,22 +25,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from samepath import files
-from samepath.engine.checks.hardware import versions
+from samepath.engine.checks.fingerprints import versions
 from samepath.engine.state import checkpoint
+from samepath.engine.state.checkpoint import BEST, Epoch, weights_of, write_weights
 from samepath.engine.state.metrics_log import Lines, count_lines, read_lines
 from samepath.engine.state.state import State
-from samepath.engine.state.weights import BEST, Epoch, weights_of, write_weights
 from samepath.errors import NotSaved, UserError
-from samepath.files import (
-    LOCK,
-    brief,
-    finite,
-    is_empty,
-    lock_folder,
-    make_folder,
-    read_object,
-    take_lock,
-)
+from samepath.files import LOCK, brief, finite, is_empty, lock_folder, make_folder, read_object
 
 if TYPE_CHECKING:
     from samepath.engine.state.progress import RunResult
@@ -52,17 +44,14 @@ WARN_SECONDS = 60.0
 Warn = Callable[[str], None]
 
 
-def next_free(recipe: str, runs: Path = Path("runs")) -> Path:
-    """runs/digits-1, runs/digits-2, ..."""
-    stem = Path(recipe).stem
-    number = 1
-    while (runs / f"{stem}-{number}").exists():
-        number += 1
-    return runs / f"{stem}-{number}"
+def next_free(recipe: str) -> Path:
+    """The first of runs/digits-1, runs/digits-2, ... that is not there."""
+    paths = (Path("runs", f"{Path(recipe).stem}-{number}") for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def claim_next(recipe: str) -> Path:
-    """Make that folder: of several who begin at once, each has one of its own."""
+    """Make that folder: of several processes that begin at once, each has one of its own."""
     while True:
         path = next_free(recipe)
         with suppress(FileExistsError):
@@ -110,7 +99,7 @@ class RunFolder:
     def try_lock(self) -> bool:
         """Keep other processes from writing here; False if one of them has done so already."""
         if self._lock is None:
-            self._lock = take_lock(self.path)
+            self._lock = files.take_lock(self.path)
         return self._lock is not None
 
     @property
@@ -128,7 +117,7 @@ class RunFolder:
         file = self.path / "run.json"
         content = None
         try:
-            if file.is_file():
+            if self.holds_run:
                 content = read_object(file)
                 _check_run(content)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -157,20 +146,15 @@ class RunFolder:
             except UserError:
                 self.unlock()
                 raise
-        began = {
-            "command": command,
-            "versions": versions(),
-            "time": time.time(),
-            "num_workers": num_workers,
-            **for_others,
-        }
-        starts = [*(earlier or {}).get("starts", []), began]
+        before = earlier or {}
+        began = {"command": command, "versions": versions(), "time": time.time()}
+        began |= {"num_workers": num_workers, **for_others}
         content = {
             "status": "running",
-            "id": (earlier or {}).get("id") or uuid.uuid4().hex,
+            "id": before.get("id") or uuid.uuid4().hex,
             "config": dict(config),
             "code": dict(code or {}),
-            "starts": starts,
+            "starts": [*before.get("starts", []), began],
             "result": None,
         }
         try:
@@ -267,11 +251,10 @@ class RunFolder:
         try:
             self._write_weights()
         except OSError as error:
-            which = ", ".join(f"epoch {e}" if isinstance(e, int) else e for e in self._unwritten)
+            names = (f"epoch {e}" if isinstance(e, int) else e for e in self._unwritten)
+            what = f"the weights of {', '.join(names)}"
             self._tell(
-                warn,
-                f"weights of {which}",
-                f"the weights of {which} cannot be written ({error.strerror}); they wait in memory",
+                warn, what, f"{what} cannot be written ({error.strerror}); they wait in memory"
             )
 
     def save(self, state: State, progress: dict[str, Any], warn: Warn | None = None) -> str | None:

@@ -27,6 +27,7 @@ from samepath.errors import CheckpointDamaged, UserError
 
 MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
 """What reading a state raises that is not as we write it, or not of this model."""
+_OF_PENDING = ("step", "epoch", "num_examples", "weight")
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,7 @@ def state_of(trainer: Stepper) -> State:
     model = trainer.model
     persistent = model.state_dict()
     buffers = {n: b for n, b in model.named_buffers() if n not in persistent}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    packed = trainer.optimizer.state_dict()
-    order = [
-        names.get(id(parameter), "")
-        for group in trainer.optimizer.param_groups
-        for parameter in group["params"]
-    ]
+    packed, order = trainer.optimizer.state_dict(), _names_in_order(trainer)
     if "" in order or not all(isinstance(index, int) for index in packed["state"]):
         what = "a tensor that is no parameter of the model any more (was it tied or replaced?)"
         raise UserError(
@@ -66,43 +61,38 @@ def state_of(trainer: Stepper) -> State:
         {name: value for name, value in group.items() if name != "params"}
         for group in packed["param_groups"]
     ]
-    schedule = None if trainer.schedule is None else trainer.schedule.state_dict()
-    structure = {
-        "model": _encode(persistent, "model", tensors),
-        "buffers": _encode(buffers, "buffers", tensors),
-        "optimizer": _encode(remembered, "optimizer", tensors),
-        "groups": _encode(groups, "groups", tensors),
-        "schedule": _encode(schedule, "schedule", tensors),
-        "step": trainer.step_number,
+    parts = {
+        "model": persistent,
+        "buffers": buffers,
+        "optimizer": remembered,
+        "groups": groups,
+        "schedule": None if trainer.schedule is None else trainer.schedule.state_dict(),
+        "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
     }
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    structure["frozen"] = _encode(frozen, "frozen", tensors)
     if trainer.pending:  # gradients that wait for their turn
-        structure["underway"] = _encode(
-            [_encode_pending(pending) for pending in trainer.pending], "underway", tensors
-        )
-    return State(tensors, structure)
+        parts["underway"] = [_encode_pending(pending) for pending in trainer.pending]
+    structure = {name: _encode(value, name, tensors) for name, value in parts.items()}
+    return State(tensors, structure | {"step": trainer.step_number})
+
+
+def _names_in_order(trainer: Stepper) -> list[str]:
+    """Names of the optimizer's parameters in its order; empty for one that is not the model's."""
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    groups = trainer.optimizer.param_groups
+    return [names.get(id(parameter), "") for group in groups for parameter in group["params"]]
 
 
 def _encode_pending(pending: PendingBatch) -> dict[str, Any]:
     assert pending.gradients is None, "settle() comes before the state is looked at"
     assert pending.facts is not None
-    facts: dict[str, Any] = {
-        "loss": pending.facts.loss,
-        "grain_losses": list(pending.facts.grain_losses),
-    }
+    found: dict[str, Any] = {name: getattr(pending, name) for name in _OF_PENDING}
+    found["loss"] = pending.facts.loss
+    found["grain_losses"] = list(pending.facts.grain_losses)
     if pending.facts.grain_norms is not None:
-        facts["grain_norms"] = asdict(pending.facts.grain_norms)
+        found["grain_norms"] = asdict(pending.facts.grain_norms)
     if pending.behind:
-        facts["behind"] = pending.behind
-    return {
-        "step": pending.step,
-        "epoch": pending.epoch,
-        "num_examples": pending.num_examples,
-        "weight": pending.weight,
-        **facts,
-        "gradient": pending.totals,
-    }
+        found["behind"] = pending.behind
+    return found | {"gradient": pending.totals}  # the digest covers this order
 
 
 def _decode_pending(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -> PendingBatch:
@@ -115,10 +105,7 @@ def _decode_pending(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -
         buffers=[],
     )
     return PendingBatch(
-        step=value["step"],
-        epoch=value["epoch"],
-        num_examples=value["num_examples"],
-        weight=value["weight"],
+        **{name: value[name] for name in _OF_PENDING},
         facts=facts,
         totals=[
             None if gradient is None else like(parameter, gradient)
@@ -154,13 +141,7 @@ def load_state(trainer: Stepper, state: State) -> None:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad == (name in frozen):
                     parameter.requires_grad_(name not in frozen)
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        packed = trainer.optimizer.state_dict()
-        order = [
-            names[id(parameter)]
-            for group in trainer.optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        packed, order = trainer.optimizer.state_dict(), _names_in_order(trainer)
         remembered = _decode(structure["optimizer"], state.tensors)
         groups = _decode(structure["groups"], state.tensors)
         for group, now in zip(groups, packed["param_groups"], strict=True):

@@ -7,6 +7,7 @@ written to disk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -84,6 +85,16 @@ class PendingBatch:
         used = self.know().used
         totals = self.gradients.finish()
         return [total if use else None for total, use in zip(totals, used, strict=True)]
+
+    def suspects(self) -> tuple[list[int], bool]:
+        """Of a batch whose loss or gradient came out NaN or infinite: the workers that may have
+        computed it wrongly (broken memory, a failing processor), and whether it is known that they
+        did: a gradient does not say whose grain it comes from, so that all are suspected."""
+        assert self.division is not None
+        runs, losses = self.division.reduction.runs, self.know().grain_losses
+        busy = [worker for worker, run in enumerate(runs) if run]
+        found = [w for w in busy if not all(math.isfinite(losses[grain]) for grain in runs[w])]
+        return found or busy, bool(found)
 
     def settle(self) -> None:
         """Wait for the gradient, and keep it in memory of its own (all workers together)."""

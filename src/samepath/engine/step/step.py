@@ -26,9 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data import Draws, GrainRequest, seed_everything
-from samepath.engine.checks.first_step import compare_first_grain, refuse_other_start
 from samepath.engine.checks.refuse import modules_outside, refuse_outside, refuse_unsupported
-from samepath.engine.checks.replicas import LeftAlone, Replicas, is_due
+from samepath.engine.checks.replicas import (
+    LeftAlone,
+    Replicas,
+    compare_first_grain,
+    is_due,
+    refuse_other_start,
+)
 from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.tensors import to_device
 from samepath.engine.noise_scale import is_measured, sample
@@ -36,7 +41,6 @@ from samepath.engine.step.adversarial import moved
 from samepath.engine.step.balance import Balance, Stopwatch, WorkerTimes
 from samepath.engine.step.buffers import BufferMerge
 from samepath.engine.step.grain_loader import GrainLoader, Grains
-from samepath.engine.step.non_finite import suspects
 from samepath.engine.step.pending import GradientSums, PendingBatch
 from samepath.engine.step.record import pack
 from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
@@ -356,7 +360,7 @@ class Stepper:
         not (None), the path has diverged."""
         if not (self.settings.exact and isinstance(given.grains, GrainLoader)):
             return None
-        workers, is_known = suspects(first)
+        workers, is_known = first.suspects()
         for worker in workers:
             without = worker if self.collective.num_workers > 1 else None
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,19 +42,19 @@ def first_parting(a: WorkerTrace, b: WorkerTrace, last_step: int | None = None) 
     first, last = max(a.first_step, b.first_step), min(a.last_step, b.last_step, end)
     for step in range(first, last + 1):
         facts, others = a.steps[step - a.first_step], b.steps[step - b.first_step]
-        parting = _first_name(facts, others, _unknown(a, b, step))
-        if parting is not None:
-            return Parting(step, parting)
+        name = _first_name(facts, others, _unknown(a, b, step))
+        if name is not None:
+            return Parting(step, name)
     if min(a.last_step, end) != min(b.last_step, end):  # one of them diverged, or met its target
         return Parting(last + 1, "status")
     if a.last_step == b.last_step == last:
-        parting = _first_name(a.end, b.end)
-        return None if parting is None else Parting(last, parting)
+        name = _first_name(a.end, b.end)
+        return None if name is None else Parting(last, name)
     return None
 
 
 def _first_name(
-    facts: Mapping[str, str], others: Mapping[str, str], unknown: Collection[str] = ()
+    facts: Mapping[str, Any], others: Mapping[str, Any], unknown: Collection[str] = ()
 ) -> str | None:
     """The first that differs, in the order in which differences are reported."""
     for name in (*facts, *(n for n in others if n not in facts)):
@@ -105,9 +106,8 @@ def _at_end(reference: Recorded, run: Recorded) -> tuple[int, Parting] | None:
             if trace.result[name] != result[name]:
                 return worker, Parting(trace.last_step, name)
     for line, other in zip(reference.log, run.log, strict=False):
-        for name in (*line, *(n for n in other if n not in line)):
-            if line.get(name) != other.get(name):
-                return 0, Parting(line["step"], f"logged {name}")
+        if (logged := _first_name(line, other)) is not None:
+            return 0, Parting(line["step"], f"logged {logged}")
     if len(reference.log) != len(run.log):
         return 0, Parting(run.last[0].last_step, "logged lines")
     return None
@@ -134,27 +134,16 @@ def first_event(a: Grains, b: Grains, *, validation: bool) -> GrainParting | Non
     found = []
     for grain in sorted(int(g.split()[1]) for g in a.keys() & b.keys() if g.startswith(phase)):
         events = a[f"{phase} {grain}"]
-        found_event = _first_of_grain(events, b[f"{phase} {grain}"])
-        if found_event is not None:
-            event, place = found_event
+        for place, (event, other) in enumerate(zip_longest(events, b[f"{phase} {grain}"])):
+            if event == other:
+                continue
+            if event is None or other is None or event[:2] != other[:2]:
+                # not the same modules were called
+                is_ours = other is None or (event is not None and event.point == "input")
+                event = (event if is_ours else other)._replace(point="call")
             found.append(GrainParting(grain, validation, event, events[:place]))
+            break
     return min(found, key=lambda f: _RANKS.get(f.event.point, 2), default=None)
-
-
-def _first_of_grain(
-    a: Sequence[GrainEvent], b: Sequence[GrainEvent]
-) -> tuple[GrainEvent, int] | None:
-    """The first event that differs and how many came before it."""
-    for place, (event, other) in enumerate(zip(a, b, strict=False)):
-        if event[:2] != other[:2]:  # not the same modules were called
-            which = event if event.point == "input" else other
-            return which._replace(point="call"), place
-        if event != other:
-            return event, place
-    if len(a) == len(b):
-        return None
-    place = min(len(a), len(b))
-    return max(a, b, key=len)[place]._replace(point="call"), place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,11 @@
-"""Runs as `samepath train` makes them, recorded.
+"""Runs as `samepath train` makes them, on few examples, recorded.
 
-In: a Route: at which worker count a run begins, where it is stopped and saved, and at which count
-it is continued. Out: what every worker of every leg saw, and what the run's folder holds at last.
-Each leg is a call of `train`: one worker in a fresh process without our launcher, several under it.
-A later leg knows nothing but the folder.
+In: a recipe and a number of steps; then a Route: at which worker count a run begins, where it is
+stopped and saved, and at which count it is continued. Out: the same recipe on fewer examples,
+evenly chosen (its epoch ends within those steps; its last batch and last validation grain are
+exactly as short as on all examples; small data stay whole); what every worker of every leg saw, and
+what the run's folder holds at last. Each leg is a call of `train`: one worker in a fresh process
+without our launcher, several under it. A later leg knows nothing but the folder.
 """
 
 from __future__ import annotations
@@ -17,13 +19,70 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from samepath.console import count
+from samepath.data import as_source
+from samepath.data.sources import only_rows
 from samepath.engine.launch.launch import interruptible
 from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
+from samepath.engine.run.options import training_source
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.verify.trace import TraceJob, WorkerTrace, trace_path
-from samepath.orphans import die_with_parent
-from samepath.owners import owned_folder
+from samepath.owners import die_with_parent, owned_folder
+from samepath.plan import Plan
+from samepath.recipe import Recipe
+
+STEPS_OF_NEXT = 3
+"""Steps of the next epoch, if there are enough: an epoch's beginning follows its end."""
+VALID_GRAINS = 4
+"""Full validation grains, at least; more where more is trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortened:
+    """How many examples a short run is trained on; a Request's `instead`."""
+
+    num_train: int
+    num_valid: int | None
+    """None where the recipe has no validation data."""
+
+    def __call__(self, recipe: Recipe) -> Recipe:
+        for split, number, total in (
+            ("train", self.num_train, len(training_source(recipe))),
+            ("valid", self.num_valid, num_valid(recipe)),
+        ):
+            if number is None or total is None or number == total:
+                continue
+            rows = np.arange(number, dtype=np.int64) * total // number
+            facts = getattr(recipe, f"{split}_facts")
+            changes: dict[str, Any] = {
+                split: only_rows(getattr(recipe, split), rows),
+                f"{split}_facts": {name: values[rows] for name, values in facts.items()},
+            }
+            recipe = replace(recipe, **changes)
+        return recipe
+
+
+def num_valid(recipe: Recipe) -> int | None:
+    """Validation examples; None where there are no such data."""
+    if recipe.valid is None:
+        return None
+    return len(as_source(recipe.valid, seed=0, collate=recipe.collate))
+
+
+def shorten(plan: Plan, valid: int | None, steps: int, most_workers: int) -> Shortened:
+    """What to train on for so many steps of a plan, with so many validation examples."""
+    rest = plan.num_examples % plan.batch_size
+    wanted = max(2 if rest else 1, steps - min(STEPS_OF_NEXT, steps // 5))
+    train = plan.num_examples
+    if plan.steps_per_epoch > wanted:
+        train = (wanted - bool(rest)) * plan.batch_size + rest
+    if valid is not None:
+        grains = max(VALID_GRAINS, most_workers + 1, train // plan.grain_size)
+        valid = min(valid, grains * plan.grain_size + valid % plan.grain_size)
+    return Shortened(num_train=train, num_valid=valid)
 
 
 @dataclass(frozen=True)
@@ -44,7 +103,7 @@ class Recorded:
 
     route: Route
     legs: list[list[WorkerTrace]]
-    """By leg and worker."""
+    """Traces by leg and worker; workers of the last one ended the run."""
     folders: list[Path]
     """By leg: where its traces are, and the state that was looked into."""
     log: list[dict[str, Any]]
@@ -56,7 +115,6 @@ class Recorded:
 
     @property
     def last(self) -> list[WorkerTrace]:
-        """Traces of the leg that ended the run, by worker."""
         return self.legs[-1]
 
 
@@ -72,31 +130,22 @@ class Runner:
     def run(self, route: Route, look_into: int | None = None, keep_worker: int = 0) -> Recorded:
         """Make one; with `look_into`, look into that step of the last leg."""
         self._number += 1
-        folder = self._folder / f"run-{self._number}"
-        legs, folders = [], []
-        for number, leg in enumerate(route):
-            place = folder / f"leg-{number}"
-            place.mkdir(parents=True)
-            is_last = number == len(route) - 1
-            self._say(leg.num_workers, look_into, continued=number > 0)
-            job = TraceJob(
-                folder=place,
-                look_into=look_into if is_last else None,
-                keep_worker=keep_worker,
-            )
-            self._train(leg, folder / "run", job, resume=number > 0)
-            legs.append([WorkerTrace.read(trace_path(place, w)) for w in range(leg.num_workers)])
-            folders.append(place)
-        lines = RunFolder(folder / "run").read_metrics()
+        out = self._folder / f"run-{self._number}"
+        folders = [out.with_name(f"{out.name}-leg-{number}") for number in range(len(route))]
+        legs = []
+        for number, (leg, folder) in enumerate(zip(route, folders, strict=True)):
+            folder.mkdir()
+            verb = "continuing" if number else "training"
+            if look_into is not None:
+                verb = f"looking into step {look_into} of"
+            self._tell(f"{verb} {self._request.recipe} on {count(leg.num_workers, 'worker')}")
+            step = look_into if number == len(route) - 1 else None
+            job = TraceJob(folder=folder, look_into=step, keep_worker=keep_worker)
+            self._train(leg, out, job, resume=number > 0)
+            legs.append([WorkerTrace.read(trace_path(folder, w)) for w in range(leg.num_workers)])
+        lines = RunFolder(out).read_metrics()
         log = [{name: v for name, v in line.items() if name != "seconds"} for line in lines]
         return Recorded(route=route, legs=legs, folders=folders, log=log)
-
-    def _say(self, count: int, look_into: int | None, *, continued: bool) -> None:
-        verb = "continuing" if continued else "training"
-        if look_into is not None:
-            verb = f"looking into step {look_into} of"
-        workers = "1 worker" if count == 1 else f"{count} workers"
-        self._tell(f"{verb} {self._request.recipe} on {workers}")
 
     def _train(self, leg: Leg, out: Path, job: TraceJob, *, resume: bool) -> None:
         request = replace(
@@ -108,7 +157,7 @@ class Runner:
             watch=job,
         )
         if leg.num_workers == 1:
-            _train_in_fresh_process(request)
+            train_in_fresh_process(request)
         else:
             train(request)
         result = RunFolder(out).read()["result"]
@@ -116,9 +165,9 @@ class Runner:
             raise Interrupted(result.get("signal") or signal.SIGINT)
 
 
-def _train_in_fresh_process(request: Request) -> None:
-    """Train in a process of its own, as a person would start it: nothing that this process has done
-    reaches it. What it raises is raised here."""
+def train_in_fresh_process(request: Request) -> None:
+    """Train in a process of its own: nothing that this process has done reaches it. What it raises
+    is raised here."""
     with owned_folder() as reports:
         with interruptible():
             # -P: the folder one happens to be in is not importable under `samepath train`

@@ -10,7 +10,7 @@ differs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from samepath.engine.comm.tensors import fingerprint
 from samepath.engine.run.loop import Run
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.state import checkpoint
-from samepath.engine.state.progress import Display, RunResult
+from samepath.engine.state.progress import RunResult
 from samepath.engine.state.state import State, state_of
 from samepath.engine.step.settings import StepResult
 
@@ -99,24 +99,21 @@ def trace_path(folder: Path, worker: int) -> Path:
 
 
 def state_path(folder: Path) -> Path:
-    """Where the kept state lies, as the only checkpoint."""
+    """Where the kept state is, as the only checkpoint."""
     return folder / "state"
 
 
-class TraceRecorder(Display):
-    """Fingerprints after every step. Stands in for the display, which is told the losses."""
+class TraceRecorder:
+    """Takes fingerprints after every step."""
 
     def __init__(self, job: TraceJob, run: Run) -> None:
         self._job = job
+        self._run = run
         self._trainer = trainer = run.trainer
-        self._worker = run.session.worker
-        self._display = run.display
-        self._results: list[StepResult] = []
         self._trace = WorkerTrace(first_step=trainer.step_number)
         self._trace.kinds = {n: type(m).__name__ for n, m in trainer.model.named_modules()}
         if job.look_into is not None:
             GrainWatch(trainer, job.look_into, self._trace.grains)
-        run.display = self
         run.after_step = self._after_step
         self._trace.steps.append(self._state())
 
@@ -124,15 +121,19 @@ class TraceRecorder(Display):
         self._trainer.settle()  # on all workers between the same steps
         return state_fingerprints(state_of(self._trainer))
 
-    def _after_step(self, trainer: Trainer) -> None:
+    def _after_step(self, trainer: Trainer, results: Sequence[StepResult]) -> None:
         facts = self._state()
         # one update a step; with a lag none at first
-        facts["loss"] = _joined(result.loss.hex() for result in self._results)
-        facts["grain losses"] = fingerprint([result.grain_losses for result in self._results])
-        facts["gradient norm"] = _joined(result.gradient_norm.hex() for result in self._results)
-        facts["learning rate"] = _joined(result.learning_rate.hex() for result in self._results)
-        facts["noise scale"] = json.dumps([r.noise and asdict(r.noise) for r in self._results])
-        self._results = []
+        facts["loss"] = " ".join(result.loss.hex() for result in results)
+        facts["grain losses"] = fingerprint([result.grain_losses for result in results])
+        facts["gradient norm"] = " ".join(result.gradient_norm.hex() for result in results)
+        facts["learning rate"] = " ".join(result.learning_rate.hex() for result in results)
+        facts["noise scale"] = json.dumps([r.noise and asdict(r.noise) for r in results])
+        progress = self._run.progress
+        if trainer.step_number == progress.epoch_began:  # an epoch has ended
+            if progress.train_loss is not None:
+                facts["epoch loss"] = progress.train_loss.hex()
+            facts |= _metric_facts(progress.metrics)
         self._trace.steps.append(facts)
         if trainer.step_number == self._job.look_into:
             self._trace.batch_gradient = {
@@ -142,36 +143,17 @@ class TraceRecorder(Display):
 
     def end(self, result: RunResult) -> None:
         """Leave the trace in the folder."""
-        job, trace = self._job, self._trace
-        self._metrics(result.metrics)
+        job, trace, worker = self._job, self._trace, self._run.session.worker
+        trace.steps[-1] |= _metric_facts(result.metrics)
         trace.end = self._state()
         trace.result = asdict(result)
-        if self._worker == job.keep_worker and self._trainer.step_number == job.look_into:
+        if worker == job.keep_worker and self._trainer.step_number == job.look_into:
             checkpoint.save(state_path(job.folder), state_of(self._trainer), {})
-        trace.write(trace_path(job.folder, self._worker))
+        trace.write(trace_path(job.folder, worker))
 
-    def _metrics(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._trace.steps[-1][f"valid {name}"] = float(value).hex()
 
-    # ---- what the loop tells a display
-
-    def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        self._results.append(result)
-        self._display.step(result, steps, epochs)
-
-    def epoch(self, epoch: int, train_loss: float | None, metrics: dict[str, float]) -> None:
-        self._trace.steps[-1].update(self._state())  # a schedule has moved on
-        if train_loss is not None:
-            self._trace.steps[-1]["epoch loss"] = train_loss.hex()
-        self._metrics(metrics)
-        self._display.epoch(epoch, train_loss, metrics)
-
-    def note(self, text: str) -> None:
-        self._display.note(text)
-
-    def close(self) -> None:
-        self._display.close()
+def _metric_facts(metrics: Mapping[str, float]) -> dict[str, str]:
+    return {f"valid {name}": float(value).hex() for name, value in metrics.items()}
 
 
 def state_fingerprints(state: State) -> dict[str, str]:
@@ -179,10 +161,6 @@ def state_fingerprints(state: State) -> dict[str, str]:
     facts = {name: fingerprint(tensor) for name, tensor in state.tensors.items()}
     values = {name: value for name, value in state.structure.items() if name != "step"}
     return facts | {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
-
-
-def _joined(values: Iterable[str]) -> str:
-    return " ".join(values)
 
 
 class GrainWatch:

@@ -9,19 +9,20 @@ called equal; nothing is left on disk.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samepath.console import Watcher
 from samepath.data.sources import TensorSource
 from samepath.engine.comm.environment import read_place
 from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve, training_source
 from samepath.engine.run.request import Request
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state import checkpoint
-from samepath.engine.state.progress import Display
 from samepath.engine.verify.compare import (
     RunParting,
     Values,
@@ -31,8 +32,7 @@ from samepath.engine.verify.compare import (
     first_parting,
 )
 from samepath.engine.verify.explain import AT_END, Cause, Evidence, explain
-from samepath.engine.verify.runs import Leg, Recorded, Route, Runner
-from samepath.engine.verify.shorten import num_valid, shorten
+from samepath.engine.verify.runs import Leg, Recorded, Route, Runner, num_valid, shorten
 from samepath.engine.verify.trace import Grains, WorkerTrace, state_path
 from samepath.errors import UserError
 from samepath.owners import owned_folder
@@ -51,15 +51,13 @@ class VerifyRequest(Overrides):
 
     recipe: str
     data: str | None = None
-    """Data for a recipe that takes some."""
     keep: str | None = None
-    """A keep-list: the examples to train on."""
     counts: Sequence[int] | None = None
     """Worker counts; the first is what the others are compared with."""
     steps: int | None = 20
     tell: Callable[[str], None] = lambda text: None
     """Told what begins."""
-    display: Callable[[Options, int], Display] | None = None
+    display: Callable[[], Watcher] | None = None
     """Makes what worker 0 shows; must pickle."""
 
 
@@ -68,28 +66,26 @@ class Counted:
     """One run that was compared."""
 
     num_workers: int
-    """That ended it."""
+    """Workers that ended it."""
     route: list[Leg]
     """More than one leg where the run was saved, and continued in new processes."""
     status: str
     steps: int
     digest: str
     worker_digests: list[str]
-    """Of every worker that ended it."""
     train_loss: float | None
     valid_loss: float | None
     metrics: dict[str, float]
-    """Of its last evaluation."""
+    """What its last evaluation found."""
     seconds: float
     parts_at: int | None
     """The first step at which it is not the first run's path; None when it is the same."""
 
     @property
     def outcome(self) -> str:
-        """Equal texts, equal bits."""
-        digests = sorted({self.digest, *self.worker_digests})
-        values = [self.train_loss, self.valid_loss, self.metrics]
-        return json.dumps([self.status, self.steps, digests, values], sort_keys=True)
+        """How the run ended, as a text: equal texts, equal bits."""
+        values = [self.digest, self.train_loss, self.valid_loss, self.metrics]
+        return json.dumps([self.status, self.steps, values], sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +93,11 @@ class Trained:
     """What the runs were made of."""
 
     steps: int
-    """Asked for; runs may end before, at a target."""
+    """Steps asked for; runs may end before, at a target."""
     steps_per_epoch: int
     num_examples: int
     all_examples: int
-    """Before they were made fewer, to reach an epoch's end."""
+    """Examples before they were made fewer, to reach an epoch's end."""
     last_batch: int
     """Examples of an epoch's last batch."""
     num_valid: int | None
@@ -117,10 +113,9 @@ class Difference:
 
     num_workers: tuple[int, int]
     resumed_at: int | None
-    """The step after which the second run was continued from a checkpoint; None where it parts
-    without."""
+    """The step after which the second run was continued from a checkpoint, where it was."""
     worker: int
-    """Of the second run: whose state it is."""
+    """The worker of the second run whose state differs."""
     step: int
     """Completed steps; 0 is before the first."""
     name: str
@@ -129,8 +124,7 @@ class Difference:
     """How its values differ; None when it is no tensor, or has another shape."""
     grain: int | None
     module: str | None
-    """The first module whose output differs for the same grain, or the one that makes an input, a
-    buffer or a gradient differ; "" is the model itself."""
+    """The cause's module; "" is the model itself."""
     module_kind: str | None
     repeatable: bool
     """The same worker count, run again, gave the same bits."""
@@ -152,7 +146,7 @@ class Verdict:
         return (
             self.difference is None
             and all(run.parts_at is None for run in self.runs)
-            and all(len({run.digest, *run.worker_digests}) == 1 for run in self.runs)
+            and all({run.digest} == set(run.worker_digests) for run in self.runs)
             and len({run.outcome for run in self.runs}) == 1
         )
 
@@ -162,14 +156,16 @@ def verify(request: VerifyRequest) -> Verdict:
     threads = request.threads or 1
     with limited_threads(threads):
         recipe, options, counts = _prepare(request, threads)
-    plan = StrategySchedule(options).plan(0, ())
-    valid, steps = num_valid(recipe), options.steps or 1
+    plan, valid = StrategySchedule(options).plan(0, ()), num_valid(recipe)
+    steps = options.steps or 1
     shortened = shorten(plan, valid, steps, max(counts))
     per_epoch = -(-shortened.num_train // plan.batch_size)
     routes: list[Route] = [[Leg(count, steps)] for count in counts]
     stops = stops_of(steps, per_epoch)
-    if stops:
-        routes.append(_resumed(counts, [*stops, steps]))
+    if stops:  # one more begins at another count than the reference, and goes on at others
+        order = [counts[1], counts[0], *counts[2:]]
+        resumed = zip(itertools.cycle(order), [*stops, steps], strict=False)
+        routes.append([Leg(count, stop) for count, stop in resumed])
     said = request.said
     if request.strategy is not None:
         said["virtual_workers"] = options.virtual_workers
@@ -186,13 +182,12 @@ def verify(request: VerifyRequest) -> Verdict:
         runner = Runner(to_train, Path(folder), request.tell)
         runs = [runner.run(route) for route in routes]
         partings = [first_difference(runs[0], run) for run in runs]
-        parted = [(p.parting.step, place) for place, p in enumerate(partings) if p is not None]
+        parted = [(p, run) for p, run in zip(partings, runs, strict=True) if p is not None]
         difference = None
         if parted:
-            _, place = min(parted)
-            first = partings[place]
-            assert first is not None
-            difference = _Look(runner, recipe, runs[0], runs[place]).into(first)
+            first, run = min(parted, key=lambda each: each[0].parting.step)
+            in_memory = isinstance(training_source(recipe), TensorSource)
+            difference = _look_into(first, runner, runs[0], run, data_in_memory=in_memory)
     return Verdict(
         options=options,
         trained=Trained(
@@ -217,12 +212,6 @@ def stops_of(steps: int, per_epoch: int) -> list[int]:
     first = max(1, min(per_epoch, steps) // 2)
     second = min(per_epoch + 1, steps - 1)
     return [stop for stop in (first, second if second > first else steps) if stop < steps]
-
-
-def _resumed(counts: Sequence[int], stops: Sequence[int]) -> Route:
-    """A run that begins at another count than the reference and goes on at others."""
-    order = [counts[1], counts[0], *counts[2:]]
-    return [Leg(order[number % len(order)], stop) for number, stop in enumerate(stops)]
 
 
 def _prepare(request: VerifyRequest, threads: int) -> tuple[Recipe, Options, list[int]]:
@@ -265,72 +254,60 @@ def _counted(run: Recorded, found: RunParting | None) -> Counted:
     )
 
 
-class _Look:
-    """Repeats two runs up to the step at which they part, and looks inside."""
-
-    def __init__(self, runner: Runner, recipe: Recipe, one: Recorded, other: Recorded) -> None:
-        self._runner = runner
-        self._recipe = recipe
-        self._runs = (one, other)
-
-    def into(self, first: RunParting) -> Difference:
-        """The whole difference, given where the runs part."""
-        leg, worker, parting = first
-        reproduced = False
-        repeatable, event, values, same_gradient = True, None, None, True
-        before, other_before = self._runs[0].first, self._runs[1].legs[leg][worker]
-        attempts = 0 if parting.name in AT_END or parting.name.startswith("logged ") else ATTEMPTS
-        for _ in range(attempts):
-            step = parting.step
-            one = self._runner.run([Leg(self._runs[0].route[0].num_workers, step)], step)
-            route = [*self._runs[1].route[:leg], replace(self._runs[1].route[leg], stop=step)]
-            other = self._runner.run(route, step, worker)
-            ours, theirs = one.first, other.last[worker]
-            for trace, earlier in ((ours, before), (theirs, other_before)):
-                repeatable &= first_parting(earlier, trace, step) is None
-            again = first_parting(ours, theirs, step)
-            if again is not None:
-                parting = again
-            reproduced = again is not None and again.step == step
-            if reproduced:
-                validation = parting.name.startswith("valid ")
-                event = first_event(_grains(one.last), _grains(other.last), validation=validation)
-                values = _values(one.folders[-1], other.folders[-1], parting.name)
-                same_gradient = ours.batch_gradient == theirs.batch_gradient
-                break
-        return self._difference(
-            first,
-            values,
-            Evidence(
-                parting=parting if reproduced else first.parting,
-                event=event,
-                repeatable=repeatable,
-                reproduced=reproduced or not attempts,
-                resumed_at=self._runs[1].legs[leg][worker].first_step if leg else None,
-                same_batch_gradient=same_gradient,
-                data_in_memory=isinstance(training_source(self._recipe), TensorSource),
-                kinds=before.kinds,
-            ),
-        )
-
-    def _difference(
-        self, found: RunParting, values: Values | None, evidence: Evidence
-    ) -> Difference:
-        cause = explain(evidence)
-        one, other = self._runs
-        return Difference(
-            num_workers=(len(one.last), len(other.legs[found.leg])),
-            resumed_at=evidence.resumed_at,
-            worker=found.worker,
-            step=evidence.parting.step,
-            name=evidence.parting.name,
-            values=values,
-            grain=None if evidence.event is None else evidence.event.grain,
-            module=cause.module,
-            module_kind=None if cause.module is None else evidence.kinds.get(cause.module),
-            repeatable=evidence.repeatable,
-            cause=cause,
-        )
+def _look_into(
+    first: RunParting, runner: Runner, one: Recorded, other: Recorded, *, data_in_memory: bool
+) -> Difference:
+    """Repeat two runs up to the step at which they part, and look inside."""
+    leg, worker, parting = first
+    ours, theirs = one.first, other.legs[leg][worker]
+    evidence = Evidence(
+        parting=parting,
+        event=None,
+        repeatable=True,
+        reproduced=parting.name in AT_END or parting.name.startswith("logged "),
+        resumed_at=theirs.first_step if leg else None,
+        data_in_memory=data_in_memory,
+        kinds=ours.kinds,
+    )
+    values = None
+    for _ in range(0 if evidence.reproduced else ATTEMPTS):
+        step = parting.step
+        mine = runner.run([Leg(one.route[0].num_workers, step)], step)
+        route = [*other.route[:leg], replace(other.route[leg], stop=step)]
+        yours = runner.run(route, step, worker)
+        for before, now in ((ours, mine.first), (theirs, yours.last[worker])):
+            if first_parting(before, now, step) is not None:
+                evidence = replace(evidence, repeatable=False)
+        again = first_parting(mine.first, yours.last[worker], step)
+        if again is None:
+            continue
+        parting = again
+        if parting.step == step:
+            validation = parting.name.startswith("valid ")
+            gradients = mine.first.batch_gradient, yours.last[worker].batch_gradient
+            evidence = replace(
+                evidence,
+                parting=parting,
+                event=first_event(_grains(mine.last), _grains(yours.last), validation=validation),
+                reproduced=True,
+                same_batch_gradient=gradients[0] == gradients[1],
+            )
+            values = _values(mine.folders[-1], yours.folders[-1], parting.name)
+            break
+    cause = explain(evidence)
+    return Difference(
+        num_workers=(len(one.last), len(other.legs[leg])),
+        resumed_at=evidence.resumed_at,
+        worker=worker,
+        step=evidence.parting.step,
+        name=evidence.parting.name,
+        values=values,
+        grain=None if evidence.event is None else evidence.event.grain,
+        module=cause.module,
+        module_kind=None if cause.module is None else evidence.kinds.get(cause.module),
+        repeatable=evidence.repeatable,
+        cause=cause,
+    )
 
 
 def _grains(workers: Sequence[WorkerTrace]) -> Grains:

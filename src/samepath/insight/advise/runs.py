@@ -41,7 +41,6 @@ from samepath.engine.launch.launch import launch
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.session import Session, start
-from samepath.engine.state.progress import Silent
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.step.settings import StepResult
 from samepath.insight.advise.advice import (
@@ -172,16 +171,6 @@ def _without_plateau(
     return made
 
 
-class _Losses(Silent):
-    """Keeps what a run shows."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def step(self, result: StepResult, steps: int, epochs: float) -> None:
-        self.seen.append(result.loss)
-
-
 def _try_rates(
     recipe: Recipe, task: ShortRunsTask, session: Session, began: float
 ) -> tuple[dict[float, list[float]], int, str]:
@@ -225,15 +214,18 @@ def _losses_at(
     options = replace(task.options, learning_rate=rate, steps=steps)
     needed_epochs = -(-steps // options.plan.steps_per_epoch)
     options = replace(options, epochs=max(options.epochs, needed_epochs))
-    display = _Losses()
+    seen: list[float] = []
     alone = Session(Alone(session.device), seed=options.seed)
 
+    def note(_: object, results: Sequence[StepResult]) -> None:
+        seen.extend(result.loss for result in results)
+
     def stop() -> int:
-        return _TIME_IS_UP if time.perf_counter() > until and len(display.seen) >= least else 0
+        return _TIME_IS_UP if time.perf_counter() > until and len(seen) >= least else 0
 
     least = min(LEAST_STEPS, steps) - 1  # the step under way is the last
-    ended = Run(recipe, options, alone, None, display=display, stop_asked=stop).go().status
-    return display.seen, ended
+    ended = Run(recipe, options, alone, None, after_step=note, stop_asked=stop).go().status
+    return seen, ended
 
 
 def _train(

@@ -30,8 +30,8 @@ from samepath.engine.run.lanczos import top_eigenpairs
 from samepath.engine.run.measure import choose_sample, trained
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import Session, start
+from samepath.engine.state.checkpoint import Epoch
 from samepath.engine.state.reopen import ReopenedRun, reopen
-from samepath.engine.state.weights import Epoch
 from samepath.errors import UserError
 from samepath.insight.curvature.hessian import (
     SampleLoss,

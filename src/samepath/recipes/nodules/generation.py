@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data.formats.images import simpleitk, write_nifti
-from samepath.engine.checks.hardware import versions
+from samepath.engine.checks.fingerprints import versions
+from samepath.engine.state.checkpoint import Epoch
 from samepath.engine.state.reopen import ReopenedRun, reopen
-from samepath.engine.state.weights import Epoch
 from samepath.errors import UserError
 from samepath.files import folder_aside
 from samepath.keys import key

@@ -8,7 +8,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.plan.staleness import keeps, may_apply, may_hand_out
+from samepath.engine.server import keeps, may_apply, may_hand_out
 
 bounds = st.none() | st.integers(0, 6)
 
