@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from cases import CASES, run
 from constructs import (
     BATCH,
     CONSTRUCTS,
+    Batch,
     Construct,
     Training,
+    bits_of,
     classify,
-    first,
     plain_loop,
     train,
     training,
@@ -28,7 +30,6 @@ from launches import Everything, Found, launch_at
 from torch import Tensor, nn
 
 from samepath.data import seed_everything
-from samepath.engine.comm.tensors import same_bits
 from samepath.engine.run.session import Link, Session, start
 from samepath.engine.step.factors import Factors
 from samepath.strategies.choice import Choice, Synchronisation
@@ -60,29 +61,13 @@ def late_penalty() -> Training:
     """A penalty that begins in the third step, in some grains only."""
     steps = [0]
 
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model: Any, batch: Batch) -> Tensor:
         found = classify(model, batch)
         if steps[0] >= 2 and bool(batch[0][0, 1] > 0):
-            found = found + 0.01 * first(model).weight.square().sum()  # type: ignore[arg-type]
+            found = found + 0.01 * model[0].weight.square().sum()
         return found
 
     return training(loss=loss, before_step=lambda step: steps.__setitem__(0, step))
-
-
-def stale(session: Session) -> dict[str, Any]:
-    """Three batches on their way at once."""
-    made = training()
-    trainer = forced(session).prepare(
-        made.model, made.optimizer, made.loss, batch_size=BATCH, grain_size=2
-    )
-    choice = Choice(synchronisation=Synchronisation(kind="stale", lag=2))
-    results = [
-        r
-        for e in range(3)
-        for s in trainer.batches(made.data, e)
-        for r in trainer.advance(s, choice)
-    ]
-    return {"losses": [r.loss.hex() for r in results], "digest": trainer.digest(), "between": ""}
 
 
 OWN = [
@@ -90,20 +75,34 @@ OWN = [
     for make in (ragged, late_penalty)
 ]
 SAME = [c for c in CONSTRUCTS.values() if c.verdict == "same bits"] + OWN
+NAMES = [*(f"case {name}" for name in CASES), *(construct.name for construct in SAME), "stale"]
 
 
-def forced(session: Session) -> Session:
-    session.prepare = partial(session.prepare, factors="always")  # type: ignore[method-assign]
-    return session
+def using(make: Callable[[], Training], factors: str = "always") -> Callable[[], Training]:
+    def made() -> Training:
+        found = make()
+        return replace(found, settings={**found.settings, "factors": factors})
+
+    return made
+
+
+def stale(session: Session) -> dict[str, Any]:
+    """Three batches on their way at once."""
+    seed_everything(1)
+    made = using(training)()
+    trainer = made.prepare(session)
+    choice = Choice(synchronisation=Synchronisation(kind="stale", lag=2))
+    shares = (share for epoch in range(3) for share in trainer.batches(made.data, epoch))
+    losses = [result.loss.hex() for share in shares for result in trainer.advance(share, choice)]
+    return {"losses": losses, "digest": trainer.digest(), "between": ""}
 
 
 def everything(session: Session) -> Found:
     """Train every case and construct."""
     warnings.simplefilter("ignore")
-    found = {f"case {name}": run(make, forced(session)) for name, make in CASES.items()}
-    seed_everything(1)
-    found["stale"] = stale(session)
-    return found | {c.name: train(c, forced(session)) for c in SAME}
+    found = {f"case {name}": run(using(make), session) for name, make in CASES.items()}
+    found |= {c.name: train(replace(c, make=using(c.make)).begin(), session) for c in SAME}
+    return found | {"stale": stale(session)}
 
 
 def run_all(link: Link, folder: str) -> None:
@@ -123,12 +122,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     return launch_at(SETTINGS, run_all, tmp_path_factory)
 
 
-@pytest.mark.parametrize(
-    "name", [*(f"case {name}" for name in CASES), *(c.name for c in SAME), "stale"]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_same_bits(name: str, alone: Found, found: Everything) -> None:
-    parts = ("losses", "digests") if name.startswith("case ") else ("losses", "digest", "between")
     assert "refused" not in alone[name], alone[name]
+    parts = ("losses", "digests") if name.startswith("case ") else ("losses", "digest", "between")
     for (num_workers, link), workers in found.items():
         for worker in workers:
             for part in parts:
@@ -137,28 +134,20 @@ def test_same_bits(name: str, alone: Found, found: Everything) -> None:
 
 @pytest.mark.parametrize("construct", [c for c in SAME if c.plain], ids=lambda c: c.name)
 def test_one_grain_is_a_plain_loop(construct: Construct) -> None:
-    plain = plain_loop(construct)["tensors"]
-    models = []
-
-    def keep() -> object:
-        models.append(construct.make())
-        return models[-1]
-
+    plain = construct.begin()
+    before = bits_of(plain)
+    plain_loop(plain)
+    ours = replace(construct, make=using(construct.make)).begin()
     with warnings.catch_warnings(), start(seed=7) as session:
         warnings.simplefilter("ignore")
-        kept = Construct(**{**vars(construct), "make": keep})
-        result = train(kept, forced(session), grain_size=BATCH)
+        result = train(ours, session, grain_size=BATCH)
     assert "digest" in result, result
-    model = models[0].model
-    ours = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, value in plain.items():
-        assert same_bits(value.detach(), ours[name].detach()), name
+    assert bits_of(ours) == bits_of(plain) != before
 
 
 def test_the_rule_goes_by_shapes_alone() -> None:
     """Rows of the whole batch against the matrix: a large layer, and two that are too small."""
-    large, small = nn.Linear(2048, 500), nn.Linear(64, 10)
-    model = nn.Sequential(large, nn.Linear(500, 64), small)
+    model = nn.Sequential(nn.Linear(2048, 500), nn.Linear(500, 64), nn.Linear(64, 10))
     parameters = dict(model.named_parameters())
     factors = Factors(model, parameters, "auto", 32)
     assert [list(parameters)[number] for number in factors.weights] == ["0.weight"]
@@ -172,26 +161,46 @@ def test_the_rule_goes_by_shapes_alone() -> None:
     assert len(Factors(model, parameters, "always", 32).weights) == 3
 
 
-def test_norms_of_grains_are_those_of_the_matrices() -> None:
+def test_layers_that_cannot_take_the_tree() -> None:
+    class Other(nn.Linear):
+        pass
+
+    hooked = nn.Linear(4, 4)
+    hooked.weight.register_hook(lambda gradient: gradient)
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    compiled = nn.Linear(4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of torch.jit
+        compiled.compile()
+    model = nn.Sequential(Other(4, 4), hooked, frozen, compiled, nn.Linear(4, 4))
+    factors = Factors(model, dict(model.named_parameters()), "always", 2)
+    assert factors.weights == [2, 8], "hooks come and go, so they are looked for in every grain"
+    with factors.of_grain(2, 2):
+        assert not hooked._forward_pre_hooks
+        loss = model[4](model[1](torch.ones(2, 4))).sum()
+        with factors.collecting():
+            loss.backward()
+    assert hooked.weight.grad is not None
+    assert model[4].weight.grad is None
+    (key,) = factors.grain(1.0)
+    assert key.weight == 8
+
+
+@pytest.mark.parametrize(
+    "make", [training, late_penalty, ragged, CONSTRUCTS["parameter_penalty"].make]
+)
+def test_norms_of_grains_are_those_of_the_matrices(make: Callable[[], Training]) -> None:
     """The noise scale from rows, from matrices and from both."""
-    for make in (training, late_penalty, ragged, CONSTRUCTS["parameter_penalty"].make):
-        noises = []
-        for use in ("never", "always"):
-            with start(seed=7) as session:
-                seed_everything(1)
-                made = make()
-                trainer = session.prepare(
-                    made.model,
-                    made.optimizer,
-                    made.loss,
-                    batch_size=BATCH,
-                    grain_size=2,
-                    factors=use,
-                )
-                found = []
-                for share in trainer.batches(made.data, 0):
-                    made.before_step(trainer.step_number)
-                    found.append(trainer.step(share).noise)
-                noises.append([x for n in found if n is not None for x in (n.signal, n.variance)])
-        assert len(noises[0]) == 6
-        assert noises[0] == pytest.approx(noises[1], rel=1e-4)
+    noises: list[list[float]] = []
+    for factors in ("never", "always"):
+        with start(seed=7) as session:
+            seed_everything(1)
+            made = using(make, factors)()
+            trainer = made.prepare(session)
+            found = []
+            for share in trainer.batches(made.data, 0):
+                made.before_step(trainer.step_number)
+                found.append(trainer.step(share).noise)
+        noises.append([x for n in found if n is not None for x in (n.signal, n.variance)])
+    assert len(noises[0]) == 6
+    assert noises[0] == pytest.approx(noises[1], rel=1e-4)
