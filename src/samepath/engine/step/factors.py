@@ -13,60 +13,19 @@ hook on the weight, compiled or transformed code) are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samepath.engine.checks.refuse import OwnHook
+from samepath.engine.comm.factor_sums import FactorKey, GrainRows, Rows
 
 LEAST_GAIN = 2.0
 """Factors are used where they are smaller than the matrix by at least this."""
-
-
-class FactorKey(NamedTuple):
-    """Rows that belong together: of one call of one weight's layer, computed in one type."""
-
-    weight: int
-    """Its number among the model's parameters."""
-    call: int
-    """Which of its calls in a grain, as the backward pass meets them: a product each, added in
-    that order, as autograd does."""
-    dtype: str
-
-
-class Rows(NamedTuple):
-    """Factors of a gradient: one row of each for every row that a layer was given."""
-
-    inputs: Tensor
-    outputs: Tensor
-    """Gradients with respect to the layer's outputs."""
-
-    def product(self) -> Tensor:
-        """The gradient, as autograd computes it from the same rows."""
-        return self.outputs.t().mm(self.inputs)
-
-    def squared_norm(self) -> Tensor:
-        """The gradient's squared norm, without the gradient: over pairs of rows, the inner product
-        of their inputs times that of their outputs."""
-        inputs, outputs = self.inputs.float(), self.outputs.float()
-        return (inputs.mm(inputs.t()) * outputs.mm(outputs.t())).sum()
-
-    def inner(self, other: Tensor) -> Tensor:
-        """The inner product of the gradient with another of its shape."""
-        return (self.outputs.float().mm(other.float()) * self.inputs.float()).sum()
-
-
-GrainRows: TypeAlias = dict[FactorKey, Rows]
-"""What one grain's layers met."""
-
-
-def concatenated(grains: Sequence[Rows]) -> Rows:
-    """The rows of several grains, one after another, in memory of their own."""
-    return Rows(torch.cat([g.inputs for g in grains]), torch.cat([g.outputs for g in grains]))
 
 
 class Factors:

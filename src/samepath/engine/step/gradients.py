@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from samepath.engine.checks.refuse import OwnHook, refuse_sparse
 from samepath.engine.comm.collective import Collective
+from samepath.engine.comm.factor_sums import FactorSums, Rows
 from samepath.engine.comm.tree_sum import Sums, TreeSum
-from samepath.engine.step.factor_sums import FactorSums
 from samepath.engine.step.factors import Factors
 from samepath.errors import UserError
 from samepath.plan import Division
@@ -243,15 +243,19 @@ class GradientSum:
             if gradient is not None:
                 if gradient.is_sparse:
                     raise refuse_sparse(self.names[number])
-                further[number] = gradient.mul_(self._correction)
+                further[number] = gradient
+                if self._correction != 1.0:
+                    gradient.mul_(self._correction)
         if self._measuring:
             self._norms[-1] += torch._foreach_norm(list(further.values())) if further else []
-            dense = self._dense | further
+            parts: dict[int, list[Rows | Tensor]] = {
+                number: [gradient] for number, gradient in (self._dense | further).items()
+            }
             for key, found in rows.items():
-                self._squares[-1].append(found.squared_norm())
-                if key.weight in dense:
-                    self._squares[-1].append(2.0 * found.inner(dense[key.weight]))
-                dense[key.weight] = dense.get(key.weight, 0.0) + found.product()
+                others = parts.setdefault(key.weight, [])
+                self._squares[-1].append(found.inner(found))
+                self._squares[-1] += [2.0 * found.inner(other) for other in others]
+                others.append(found)
         self.rows = {self.names[key.weight]: found for key, found in rows.items()}
         self._rows.add(rows, further)
 
@@ -291,7 +295,8 @@ class GradientSum:
     @property
     def used(self) -> list[bool]:
         """Which parameters this worker's grains used."""
-        used = [number in self._rows.used for number in range(len(self.parameters))]
+        with_rows = self._rows.used
+        used = [number in with_rows for number in range(len(self.parameters))]
         for number, use in zip(self._trained, self._tree.used, strict=True):
             used[number] |= use
         return used

@@ -14,20 +14,60 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from samepath.engine.comm.collective import Collective, RowExchange
 from samepath.engine.comm.tree_sum import TreeSum
-from samepath.engine.step.factors import FactorKey, GrainRows, Rows, concatenated
 from samepath.plan import Division
 
 ALIGNMENT_BYTES = 64
 HEADER_BYTES = ALIGNMENT_BYTES
 _IRREGULAR, _FURTHER = 1, 2
 """Of a message's first byte: its rows are not in it; its weights have further gradients."""
+
+
+class FactorKey(NamedTuple):
+    """Rows that belong together: of one call of one weight's layer, computed in one type."""
+
+    weight: int
+    """Its number among the model's parameters."""
+    call: int
+    """Which of its calls in a grain, as the backward pass meets them: a product each, added in
+    that order, as autograd does."""
+    dtype: str
+
+
+class Rows(NamedTuple):
+    """Factors of a gradient: one row of each for every row that a layer was given."""
+
+    inputs: Tensor
+    outputs: Tensor
+    """Gradients with respect to the layer's outputs."""
+
+    def product(self) -> Tensor:
+        """The gradient, as autograd computes it from the same rows."""
+        return self.outputs.t().mm(self.inputs)
+
+    def inner(self, other: Rows | Tensor) -> Tensor:
+        """The inner product of the gradient with another one, without computing it. Of two that are
+        rows: over all pairs of rows, that of their inputs times that of their outputs."""
+        inputs, outputs = self.inputs.float(), self.outputs.float()
+        if isinstance(other, Rows):
+            pairs = inputs.mm(other.inputs.float().t()) * outputs.mm(other.outputs.float().t())
+            return pairs.sum()
+        return (outputs.mm(other.float()) * inputs).sum()
+
+
+GrainRows: TypeAlias = dict[FactorKey, Rows]
+"""What one grain's layers met."""
+
+
+def concatenated(grains: Sequence[Rows]) -> Rows:
+    """The rows of several grains, one after another, in memory of their own."""
+    return Rows(torch.cat([g.inputs for g in grains]), torch.cat([g.outputs for g in grains]))
 
 
 class FactorSums:
