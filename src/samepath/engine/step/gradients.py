@@ -256,7 +256,7 @@ class GradientSum:
                 self._squares[-1].append(found.inner(found))
                 self._squares[-1] += [2.0 * found.inner(other) for other in others]
                 others.append(found)
-        self.rows = {self.names[key.weight]: found for key, found in rows.items()}
+        self.rows = [(self.names[key.weight], found) for key, found in rows.items()]
         self._rows.add(rows, further)
 
     def launch_rest(self) -> None:

@@ -193,7 +193,7 @@ class GrainWatch:
             self._running = []
             point = "loaded"
         if point == "factors":  # in place of a weight's gradient
-            for name, rows in value.items():
+            for name, rows in value:
                 self._add("gradient", name, rows)
             return
         if point == "done":

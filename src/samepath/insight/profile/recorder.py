@@ -151,15 +151,26 @@ class TimedRows(RowExchange):
     def __init__(self, inner: RowExchange, owner: TimedCollective) -> None:
         self._inner = inner
         self._recorder = owner.recorder
+        self._others = owner.num_workers - 1
 
     def begin(self, sizes: Sequence[Sequence[int]]) -> None:
         self._inner.begin(sizes)
+        self._launched: float | None = None
+        self._bytes_sent = 0
 
     def launch(self, message: Tensor) -> None:
+        if self._launched is None:
+            self._step, self._launched = self._recorder.step, self._recorder.now()
+        # in memory a message is written once; on the network it goes to every other worker
+        self._bytes_sent += message.numel() * (1 if self._recorder.in_memory else self._others)
         self._inner.launch(message)
 
     def finish(self) -> list[list[Tensor]]:
-        return self._recorder.timed("wait", self._inner.finish, "rows")()
+        found = self._recorder.timed("wait", self._inner.finish, "rows")()
+        assert self._launched is not None
+        what = (self._launched, self._recorder.now(), "rows", self._step, self._bytes_sent)
+        self._recorder.note_beside("reduction", *what)
+        return found
 
 
 class TimedBucket(Bucket):
