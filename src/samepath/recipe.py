@@ -81,6 +81,9 @@ class TrainingSettings:
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of a Dataset's items, when torch's default does not. The items of tensors and
     arrays are their rows."""
+    factors: Literal["auto", "always", "never"] = "auto"
+    """Dense layers send rows of inputs and output gradients in place of a weight's gradient: where
+    that is less than half (auto), wherever it can be done, or nowhere."""
     loader_workers: int = 0
     """Loader processes per worker, for Datasets and memory-mapped arrays. The bits do not depend on
     it."""
@@ -92,6 +95,8 @@ class TrainingSettings:
             raise UserError(f"drop_last is {self.drop_last!r}; use True or False")
         if self.schedule_every not in ("step", "epoch"):
             raise UserError(f"schedule_every is {self.schedule_every!r}; use 'step' or 'epoch'")
+        if self.factors not in ("auto", "always", "never"):
+            raise UserError(f"factors is {self.factors!r}; use 'auto', 'always' or 'never'")
         norm = self.clip_norm
         if norm is not None and not (isinstance(norm, Real) and float(norm) > 0):
             raise UserError(f"clip_norm is {norm!r}; it must be a number above 0")

@@ -244,8 +244,9 @@ def test_every_engine_tells_what_it_did(found: list[dict[str, Any]]) -> None:
         assert 0.0 <= said["hidden_share"] <= 1.0
         assert 0.0 < said["communication_seconds"] < said["step_seconds"] * 2
         ring = 2 * (workers - 1) / workers * model_bytes
-        if name == "samepath":  # more than one sum in some places, and padding
-            assert ring <= said["bytes_sent"] < 4 * ring
+        if name == "samepath":  # the rest's sums, and rows in place of the largest matrix
+            rest = ring * (1 - 4 * 120 * 120 / model_bytes)
+            assert rest < said["bytes_sent"] < ring
         else:
             assert said["bytes_sent"] == pytest.approx(ring, rel=1e-3)
     assert found[0]["plain"]["ddp"]["numbers"]["num_reductions"] >= 1

@@ -554,3 +554,15 @@ def test_predictions_by_hand() -> None:
     assert efficiencies == pytest.approx([alone / (2 * two), alone / (4 * four), alone / weak])
     unknown = made_clock(measured_step_seconds={"32x2": 25.0})
     assert predictions(Clock(unknown), batch_size=32) == []
+
+
+def test_rows_are_sent_where_they_are_fewer() -> None:
+    """samepath alone sends factors, and only while they are less than half of the matrix."""
+    dense = load(num_bytes=(1000, 4_000_000))
+    with_rows = replace(dense, row_bytes=(0.0, 10_000.0))
+    assert with_rows.sent_bytes(32) == (1000, 160_000)
+    assert with_rows.sent_bytes(200) == (1000, 1_000_000)
+    assert with_rows.sent_bytes(201) == dense.sent_bytes(201) == (1000, 4_000_000)
+    ours, fewer = (at(2, each, SLOW, Buckets()).step_seconds for each in (dense, with_rows))
+    assert fewer < ours
+    assert at(2, dense, SLOW, DDP) == at(2, with_rows, SLOW, DDP)

@@ -138,6 +138,7 @@ def launched(turns: dict[Turn, list[list[Steps]]], tmp_path: Path) -> Launched:
         content = {
             "turns": [found[worker] for found in turns.values()],
             "ready": {"a.weight": [0.8, 0.7, 0.9], "b.weight": [0.5]},
+            "rows": {"b.weight": 10.0},
             "others": 0.25,
             "device": "cpu",
             "links": links,
@@ -212,6 +213,7 @@ def test_gradients_in_the_order_they_come(tmp_path: Path) -> None:
         "tensor_names": ("b.weight", "a.weight", "a.bias"),  # a.bias: in no grain
         "tensor_bytes": (12, 8, 4),
         "tensor_ready": (0.5, pytest.approx(0.8), 1.0),
+        "row_bytes": (10.0, 0.0, 0.0),
     }
 
 

@@ -38,15 +38,24 @@ class Division:
         """Grains of all workers."""
         return sum(len(run) for run in self.reduction.runs)
 
+    def num_examples(self, number: int) -> int:
+        """Examples of a grain."""
+        if self.exact:
+            first = number * self.batch.grain_size
+            return min(self.batch.grain_size, len(self.batch.examples) - first)
+        first, last = self._cut(number), self._cut(number + 1)
+        return last - first
+
+    def _cut(self, share: int) -> int:
+        return len(self.batch.examples) * share // self.num_grains
+
     def grains(self, worker: int) -> dict[int, NDArray[np.int64]]:
         """A worker's grains: number and examples."""
         run = self.reduction.runs[worker]
         if self.exact:
             return {number: self.batch.grain(number) for number in run}
         examples = self.batch.examples
-        shares = self.num_grains
-        cuts = [len(examples) * share // shares for share in range(shares + 1)]
-        return {number: examples[cuts[number] : cuts[number + 1]] for number in run}
+        return {number: examples[self._cut(number) : self._cut(number + 1)] for number in run}
 
 
 def divide(

@@ -62,6 +62,9 @@ class MeasuredStep:
     """Cores used by other processes meanwhile."""
     buffer_bytes: int = 0
     """Of float buffers (batch norm's), which workers merge after every step."""
+    row_bytes: tuple[float, ...] = ()
+    """By gradient: bytes for each example of the rows that samepath sends in its place, where they
+    are fewer (gradient factors); 0 where it has none. Empty: no gradient has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,8 @@ class ClockFacts:
     grain_size: int
     grain_fixed: bool
     busy_cores: float
+    row_bytes: tuple[float, ...] = ()
+    """As in a MeasuredStep."""
 
 
 def step_key(batch_size: int, workers: int) -> str:
@@ -143,3 +148,6 @@ def _check(found: MeasuredStep) -> None:
     ready, sizes = [0.0, *found.tensor_ready, 1.0], (*found.tensor_bytes, found.buffer_bytes)
     if not len(sizes) - 1 == len(ready) - 2 > 0 or ready != sorted(ready) or min(sizes) < 0:
         raise ValueError("its tensors are not in order")
+    rows = found.row_bytes
+    if rows and (len(rows) != len(found.tensor_bytes) or not 0.0 <= min(rows) <= max(rows) < 1e15):
+        raise ValueError("its row_bytes are not those of its tensors")

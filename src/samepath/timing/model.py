@@ -139,6 +139,9 @@ class Workload:
     """When each is there, as a part of the last grain's time: rising, at most 1."""
     buffer_bytes: int = 0
     """Of buffers that a step changes (batch norm's), which are merged like gradients."""
+    row_bytes: tuple[float, ...] = ()
+    """By gradient: bytes for each example of what samepath sends in its place (gradient factors);
+    0, or nothing at all, where it has none."""
     spread: TimeSpread = TimeSpread()
     crowding: dict[int, float] = field(default_factory=dict)
     """By how many workers compute side by side in one node: a grain's time / its time alone."""
@@ -153,6 +156,15 @@ class Workload:
     @property
     def gradient_bytes(self) -> int:
         return sum(self.tensor_bytes)
+
+    def sent_bytes(self, num_examples: int) -> tuple[int, ...]:
+        """By gradient: the bytes whose sum would cost what samepath sends. Rows go round once, a
+        sum's parts there and back: so they count half. (The rule is that of step/factors.py.)"""
+        rows = self.row_bytes or (0.0,) * len(self.tensor_bytes)
+        return tuple(
+            round(num_examples * row / 2) if 0 < 2 * num_examples * row <= size else size
+            for size, row in zip(self.tensor_bytes, rows, strict=True)
+        )
 
     def crowded(self, side_by_side: int) -> float:
         """The factor for so many workers in a node: on the line between measured ones."""
@@ -187,6 +199,7 @@ def workload_from(
         tensor_bytes=measured.tensor_bytes,
         tensor_ready=measured.tensor_ready,
         buffer_bytes=measured.buffer_bytes,
+        row_bytes=measured.row_bytes,
         spread=measured_spread({size: own} if len(own) >= LEAST_GRAINS else times),
         crowding={int(workers): factor for workers, factor in measured.crowding.items()},
     )
@@ -597,6 +610,8 @@ def _exchange(
     cost = reduction_cost(cluster, workers, policy.algorithm, num_grains=len(runs.seconds))
     if isinstance(policy, Buckets):
         sizes, buffers = workload.tensor_bytes, workload.buffer_bytes
+        if policy.algorithm == "samepath":
+            sizes = workload.sent_bytes(runs.num_examples)
         return run_buckets(ready, computed, sizes, cost, policy, buffer_bytes=buffers)
     phases = keys_for(key(seed, "simulate", "phase"), np.array(trials, np.int64))
     return run_queue(
@@ -655,6 +670,7 @@ class Clock:
             tensor_bytes=facts.tensor_bytes,
             tensor_ready=facts.tensor_ready,
             buffer_bytes=facts.buffer_bytes,
+            row_bytes=facts.row_bytes,
             crowding={int(count): factor for count, factor in facts.crowding.items()},
         )
         cluster = flat(network, name=NODE if network.name == HERE else "machine")

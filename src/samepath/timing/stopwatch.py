@@ -20,6 +20,7 @@ import os
 import platform
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -113,7 +114,7 @@ def time_on_worker(job: TimingJob) -> None:
         busy = BusyCores()
         network = connect(read_place(os.environ), session.device, link="network")
         bench = Bench(job, session, network)
-        found: dict[str, Any] = {"turns": bench.go(), "ready": bench.ready}
+        found: dict[str, Any] = {"turns": bench.go(), "ready": bench.ready, "rows": bench.row_bytes}
         found["others"] = busy.others(session.collective)
         found["device"] = session.device.type
         if job.reductions:
@@ -143,6 +144,8 @@ class Bench:
             self._shares[turn] = trainer.stream(trainer.source(recipe.train), 0, 1 << 40)
         self.ready: dict[str, list[float]] = {}
         """By parameter: when its gradient was there, as a part of the grain's time."""
+        self.row_bytes: dict[str, float] = {}
+        """By parameter whose gradient goes as factors: bytes of the rows of one example."""
 
     def _trainer(self, recipe: Recipe, turn: Turn) -> Trainer:
         """Trainers of one worker by itself share a model and an optimizer: memory is not free."""
@@ -221,6 +224,13 @@ class Bench:
             there.clear()
 
         def watch(point: str, grain: int, value: Any) -> None:
+            if point == "factors":
+                sizes = Counter[str]()
+                for name, rows in value:
+                    sizes[name] += sum(part.nbytes for part in rows)
+                for name, size in sizes.items():  # the last grain may be short
+                    here = size / turn.grain_size
+                    self.row_bytes[name] = max(here, self.row_bytes.get(name, 0.0))
             if point == "done":
                 end = self._now()
                 done(end)
@@ -370,6 +380,7 @@ class Launched:
     turns: dict[Turn, list[list[Steps]]]
     """Of each turn: for every worker, what each round found."""
     ready: dict[str, list[float]]
+    row_bytes: dict[str, float]
     busy_cores: float
     device: str
     links: dict[str, Any]
@@ -456,6 +467,7 @@ class Launched:
             "tensor_names": tuple(names),
             "tensor_bytes": tuple(sizes[name] for name in names),
             "tensor_ready": tuple(part[name] for name in names),
+            "row_bytes": tuple(self.row_bytes.get(name, 0.0) for name in names),
         }
 
 
@@ -485,6 +497,7 @@ def read_turns(folder: Path, turns: Iterable[Turn], workers: int) -> Launched:
             for place, turn in enumerate(turns)
         },
         ready=first["ready"],
+        row_bytes=first["rows"],
         busy_cores=first["others"],
         device=first["device"],
         links=first.get("links", {}),
@@ -699,6 +712,7 @@ def measure_clock(
         tensor_bytes=step.tensor_bytes,
         tensor_ready=step.tensor_ready,
         buffer_bytes=step.buffer_bytes,
+        row_bytes=step.row_bytes,
         crowding=step.crowding,
         serial_seconds=step.update_seconds,
         grain_seconds={size: statistics.median(times) for size, times in step.grain_times.items()},

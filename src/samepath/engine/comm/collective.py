@@ -9,7 +9,7 @@ whatever the kind; every wait has a limit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -59,6 +59,24 @@ class Bucket(ABC):
         until the next launch. `add_chunk` of all buckets before `finish` of any saves waits."""
 
 
+class RowExchange(ABC):
+    """Bytes that every worker sends to all others in several rounds of a batch. A round leaves at
+    once; its turn among buckets does not matter."""
+
+    @abstractmethod
+    def begin(self, sizes: Sequence[Sequence[int]]) -> None:
+        """Get ready for a batch: `sizes[worker][turn]` are the bytes that a worker sends in a round
+        (the same on every worker; fewer rounds where it has less to send)."""
+
+    @abstractmethod
+    def launch(self, message: Tensor) -> None:
+        """Send the next round's message: bytes, as many as were said (none after the last)."""
+
+    @abstractmethod
+    def finish(self) -> list[list[Tensor]]:
+        """Wait for all messages: by worker and round, valid until the batch after the next."""
+
+
 class Collective(ABC):
     """The workers of a run, seen from one of them."""
 
@@ -81,6 +99,10 @@ class Collective(ABC):
         """Make a bucket of so many values."""
 
     @abstractmethod
+    def row_exchange(self) -> RowExchange:
+        """An exchange of bytes between all workers (all of them make one together)."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the group."""
 
@@ -98,6 +120,10 @@ class Collective(ABC):
         padded = np.frombuffer(mine.ljust(int(lengths.max())), np.uint8).copy()
         records = self.gather(padded)
         return [r[:length].tobytes() for r, length in zip(records, lengths, strict=True)]
+
+    def gather_aside(self, mine: bytes) -> list[bytes]:
+        """Gather bytes, of any length, from all workers, while a record may be on its way."""
+        return self.gather_bytes(mine)
 
     def agree(self, here: bool) -> bool:
         """Say whether it is true on every worker."""
@@ -122,6 +148,9 @@ class Alone(Collective):
 
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
         raise AssertionError("one worker adds its own sums and needs no bucket")
+
+    def row_exchange(self) -> RowExchange:
+        raise AssertionError("one worker has all rows")
 
     def close(self) -> None:
         pass

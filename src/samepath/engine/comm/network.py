@@ -12,7 +12,7 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from samepath.engine.comm.collective import Bucket, Collective, Record
+from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
 from samepath.engine.comm.environment import LOOPBACK, Place
 from samepath.engine.comm.tensors import fills
 from samepath.errors import UserError, WorkerLost
@@ -141,6 +141,8 @@ class Network(Collective):
         with _may_be_lost():
             timeout = timedelta(seconds=timeout_seconds)
             self.gather_group: dist.ProcessGroup | None = dist.new_group(timeout=timeout)
+        self.row_group: dist.ProcessGroup | None = None
+        """Of messages between all workers, whose order against buckets differs between workers."""
         self.travelling: deque[NetworkBucket] = deque()
         """Buckets whose sums are on their way to the workers that add them."""
 
@@ -168,6 +170,12 @@ class Network(Collective):
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
         return NetworkBucket(self, length, dtype, exact=exact)
 
+    def row_exchange(self) -> RowExchange:
+        if self.row_group is None:
+            with _may_be_lost():
+                self.row_group = dist.new_group(timeout=timedelta(seconds=self.timeout_seconds))
+        return NetworkRows(self)
+
     def return_chunks(self, until: NetworkBucket | None = None) -> None:
         """Return added chunks, strictly in the order the buckets were sent: as many as have
         arrived, or everything up to one bucket."""
@@ -181,7 +189,7 @@ class Network(Collective):
         if self._owns_group and dist.is_initialized():
             # A group ends its threads when the last who holds it lets go. Left for the end of the
             # interpreter, a thread that still has a tensor to free there aborts the process.
-            self.scatter_group = self.gather_group = None
+            self.scatter_group = self.gather_group = self.row_group = None
             dist.destroy_process_group()
 
 
@@ -375,3 +383,39 @@ def data_parallel(
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     wrapped.register_comm_hook(None, hook)
     return wrapped
+
+
+class NetworkRows(RowExchange):
+    """Sends every message to all other workers at once (all_to_all)."""
+
+    def __init__(self, collective: Network) -> None:
+        self._collective = collective
+
+    def begin(self, sizes: Sequence[Sequence[int]]) -> None:
+        self._sizes = sizes
+        self._rounds: list[tuple[dist.Work | None, Tensor, list[int], Tensor]] = []
+
+    def launch(self, message: Tensor) -> None:
+        here, turn = self._collective, len(self._rounds)
+        received = [each[turn] if turn < len(each) else 0 for each in self._sizes]
+        assert message.numel() == received[here.worker]
+        outgoing = message.repeat(here.num_workers)
+        incoming = message.new_empty(sum(received))
+        work = dist.all_to_all_single(
+            incoming,
+            outgoing,
+            output_split_sizes=received,
+            input_split_sizes=[message.numel()] * here.num_workers,
+            group=here.row_group,
+            async_op=True,
+        )
+        self._rounds.append((work, incoming, received, outgoing))
+
+    def finish(self) -> list[list[Tensor]]:
+        found: list[list[Tensor]] = [[] for _ in self._sizes]
+        for turn, (work, incoming, received, _) in enumerate(self._rounds):
+            _wait(work)
+            for worker, message in enumerate(incoming.split(received)):
+                if turn < len(self._sizes[worker]):
+                    found[worker].append(message)
+        return found

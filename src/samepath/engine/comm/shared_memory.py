@@ -12,13 +12,14 @@ it is believed when it holds the token that worker 0 has told all workers.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samepath import owners
-from samepath.engine.comm.collective import Bucket, Collective, Record
+from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
 from samepath.engine.comm.environment import machine_name
 from samepath.engine.comm.network import Network
 from samepath.errors import WorkerLost
@@ -172,6 +173,12 @@ class SharedMemory(Collective):
     def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
         return SharedBucket(self, length, dtype)
 
+    def row_exchange(self) -> RowExchange:
+        return SharedRows(self)
+
+    def gather_aside(self, mine: bytes) -> list[bytes]:
+        return self._network.gather_bytes(mine)
+
     def close(self) -> None:
         self._network.close()
 
@@ -275,3 +282,53 @@ class SharedBucket(Bucket):
         self._collective.await_turn(self._added, self._turn)
         self.tell("complete")
         return self._total.copy_(self._shared_total)
+
+
+class SharedRows(RowExchange):
+    """Messages lie in shared memory, where every worker reads them.
+
+    Two halves in turn: who writes a batch has read the one before, for which it waited for all
+    workers; and they had read the one before that, which lay in the same half.
+    """
+
+    def __init__(self, collective: SharedMemory) -> None:
+        self._collective = collective
+        self._room = 0
+        self._half = 0
+        self._said = 0
+
+    def begin(self, sizes: Sequence[Sequence[int]]) -> None:
+        self._sizes = sizes
+        ends = np.cumsum([0, *(size for each in sizes for size in each)]).tolist()
+        if ends[-1] > self._room:
+            self._allocate(ends[-1])
+        self._half = 1 - self._half
+        memory = self._halves[self._half]
+        places = iter(itertools.pairwise(ends))
+        self._messages = [
+            [memory[a:b] for a, b in itertools.islice(places, len(each))] for each in sizes
+        ]
+        self._rounds = max(map(len, sizes))
+        self._launched = 0
+        self._before = self._said
+
+    def _allocate(self, num_bytes: int) -> None:
+        turns_bytes = TURN_BYTES * self._collective.num_workers
+        self._room = -(-num_bytes // PAGE) * PAGE
+        shared = self._collective.share(turns_bytes + 2 * self._room)
+        self._turns = turns_in(shared[:turns_bytes])
+        self._said = 0  # from zero again, which is before every turn to come
+        memory = torch.from_numpy(shared[turns_bytes:][: 2 * self._room])
+        self._halves = memory.view(2, self._room)
+
+    def launch(self, message: Tensor) -> None:
+        mine = self._messages[self._collective.worker]
+        if self._launched < len(mine):
+            mine[self._launched].copy_(message)
+        self._launched += 1
+        self._said += 1
+        announce(self._turns, self._collective.worker, self._said)
+
+    def finish(self) -> list[list[Tensor]]:
+        self._collective.await_turn(self._turns, self._before + self._rounds)
+        return self._messages

@@ -68,6 +68,7 @@ def make_trainer(
         "grain_size": options.grain_size,
         "loader_workers": options.loader_workers,
         "drop_last": options.drop_last,
+        "factors": options.factors,
     }
     return session.prepare(
         model,

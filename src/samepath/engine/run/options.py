@@ -92,6 +92,8 @@ class Options:
     """In place of the recipe's (of its groups that have one)."""
     drop_last: bool = False
     """The last batch of each epoch is left out where it is short."""
+    factors: str = "never"
+    """Which dense layers' gradients go as factors; none did in runs of an older samepath."""
     train_content: dict[str, str] | None = field(default=None, hash=False)
     """What the training data is (see data/content.py); None where it was not looked at."""
     valid_content: dict[str, str] | None = field(default=None, hash=False)
@@ -186,10 +188,12 @@ def resolve(
         target=recipe.target,
         loader_workers=recipe.loader_workers,
         drop_last=recipe.drop_last,
+        factors=recipe.factors,
     )
     if earlier is not None:
         said_before = {n: earlier[n] for n in Overrides.__dataclass_fields__ if n in earlier}
         options = replace(options, **said_before, server=earlier.get("server", False))
+        options = replace(options, factors=earlier.get("factors", "never"))
     # a run of so many steps ends there, not at the recipe's number of epochs
     if "steps" in asked.said and "epochs" not in asked.said:
         size = asked.batch_size or options.batch_size

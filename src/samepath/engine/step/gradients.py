@@ -22,22 +22,41 @@ from torch import Tensor, nn
 
 from samepath.engine.checks.refuse import OwnHook, refuse_sparse
 from samepath.engine.comm.collective import Collective
+from samepath.engine.comm.factor_sums import FactorSums, Rows
 from samepath.engine.comm.tree_sum import Sums, TreeSum
+from samepath.engine.step.factors import Factors
 from samepath.errors import UserError
-from samepath.plan import Reduction
+from samepath.plan import Division
 
 
 class GradientSum:
     """The batch gradient of a model's parameters, one grain after another."""
 
     def __init__(
-        self, collective: Collective, parameters: Mapping[str, nn.Parameter], *, exact: bool
+        self,
+        collective: Collective,
+        parameters: Mapping[str, nn.Parameter],
+        factors: Factors,
+        also_in_tree: set[str],
+        *,
+        exact: bool,
     ) -> None:
-        """`parameters` are all of the model's; those that require no gradient now have none."""
+        """`parameters` are all of the model's; those that require no gradient now have none. Those
+        of `factors` are not in the tree, except for `also_in_tree`: weights that were found to
+        have other gradients too."""
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.requires_grad = [parameter.requires_grad for parameter in self.parameters]
-        self._trained = [index for index, needs in enumerate(self.requires_grad) if needs]
+        self.factors = factors
+        self._also_in_tree = also_in_tree
+        self._apart = [n for n in factors.weights if self.names[n] not in also_in_tree]
+        self._trained = [
+            number
+            for number, needs in enumerate(self.requires_grad)
+            if needs and number not in self._apart
+        ]
+        weights = {number: self.parameters[number] for number in factors.weights}
+        self._rows = FactorSums(collective, weights, exact=exact)
         self._here = [self.parameters[index] for index in self._trained]
         self._tree = TreeSum(collective, self._here, exact=exact)
         self._overlap = collective.num_workers > 1
@@ -58,6 +77,7 @@ class GradientSum:
             list(parameters) == self.names
             and all(map(operator.is_, parameters.values(), self.parameters))
             and [p.requires_grad for p in parameters.values()] == self.requires_grad
+            and self._also_in_tree.isdisjoint(self.names[number] for number in self._apart)
         )
 
     def _ready(self, place: int, parameter: Tensor) -> None:
@@ -73,7 +93,7 @@ class GradientSum:
             if self._correction != 1.0:
                 parameter.grad.mul_(self._correction)
             if self._measuring:
-                self._norms[-1] += torch._foreach_norm([parameter.grad])
+                self._measure(place, parameter.grad)
         self._tree.write_last(place, parameter.grad)
         parameter.grad = None  # it is in its bucket; the memory can go
 
@@ -97,10 +117,13 @@ class GradientSum:
         for handle in self._handles:
             handle.remove()
 
-    def begin(self, reduction: Reduction) -> None:
+    def begin(self, division: Division) -> None:
         self._totals: Sums | None = None
-        self._tree.begin(reduction)
+        self._of_tree: Sums | None = None
+        self._tree.begin(division.reduction)
+        self._rows.begin(division)
         self._norms: list[list[Tensor]] = []
+        self._squares: list[list[Tensor]] = []
 
     def before_forward(self) -> None:
         """Clear `.grad`, so that a backward pass inside the forward pass shows."""
@@ -122,7 +145,8 @@ class GradientSum:
         # a grain that counts for nothing may have no loss to speak of (0 / 0); one of which nothing
         # is to be learnt may have one without a gradient
         if scale and loss.requires_grad:
-            loss.backward(start)
+            with self.factors.collecting():
+                loss.backward(start)
 
     def _before_backward(self, *, measure: bool, correction: float) -> None:
         """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh. `measure`
@@ -151,6 +175,8 @@ class GradientSum:
         if measure:
             assert not self._merged, "an odd grain may have been added to its pair"
             self._norms.append([])
+            self._squares.append([])
+            self._dense: dict[int, Tensor] = {}
         if self._writing:
             self._tree.write_early_sums()
 
@@ -163,6 +189,7 @@ class GradientSum:
                     self._tree.write_last(place, None)
         else:
             self._take_gradients()
+        self._take_rows()
         if self._comes_once is not False and any(self._pieces):
             self._comes_once = max(self._pieces) == 1
             if not self._overlap:  # from now on versions tell, which cost less
@@ -189,38 +216,91 @@ class GradientSum:
             torch._foreach_mul_(present, self._correction)
         if self._measuring and present:
             self._norms[-1] += torch._foreach_norm(present)
+            for place, gradient in enumerate(gradients):
+                self._remember(place, gradient)
         if self._overlap and self._tree.on_last_grain:
             self._tree.add(gradients)
             self._tree.write_added()
         else:
             self._tree.push(gradients, merged=self._merged)
 
+    def _measure(self, place: int, gradient: Tensor) -> None:
+        self._norms[-1] += torch._foreach_norm([gradient])
+        self._remember(place, gradient)
+
+    def _remember(self, place: int, gradient: Tensor | None) -> None:
+        """Keep what the tree gets of a weight that has factors too: a norm needs both."""
+        number = self._trained[place]
+        if gradient is not None and number in self.factors.weights:
+            self._dense[number] = gradient.clone()
+
+    def _take_rows(self) -> None:
+        """Take the grain's factors, and what else its weights have in `.grad`."""
+        rows = self.factors.grain(self._correction)
+        further: dict[int, Tensor] = {}
+        for number in self._apart:
+            gradient = self.parameters[number].grad
+            if gradient is not None:
+                if gradient.is_sparse:
+                    raise refuse_sparse(self.names[number])
+                further[number] = gradient
+                if self._correction != 1.0:
+                    gradient.mul_(self._correction)
+        if self._measuring:
+            self._norms[-1] += torch._foreach_norm(list(further.values())) if further else []
+            parts: dict[int, list[Rows | Tensor]] = {
+                number: [gradient] for number, gradient in (self._dense | further).items()
+            }
+            for key, found in rows.items():
+                others = parts.setdefault(key.weight, [])
+                self._squares[-1].append(found.inner(found))
+                self._squares[-1] += [2.0 * found.inner(other) for other in others]
+                others.append(found)
+        self.rows = [(self.names[key.weight], found) for key, found in rows.items()]
+        self._rows.add(rows, further)
+
     def launch_rest(self) -> None:
         self._tree.launch_rest()
+        self._rows.launch_rest()
 
     def squared_norms(self) -> list[float]:
         """Squared norms of this worker's measured grains. fsum rounds once: parameters have no
         order in it (and backward finds them in another than they are listed in)."""
         return [
-            math.fsum(norm * norm for norm in torch.stack([n.float() for n in norms]).tolist())
-            if norms
-            else 0.0
-            for norms in self._norms
+            math.fsum([*(norm * norm for norm in _values(norms)), *_values(squares)])
+            for norms, squares in zip(self._norms, self._squares, strict=True)
         ]
+
+    def wait(self) -> None:
+        """Wait for the sums of the tree."""
+        self._of_tree = self._tree.finish()
 
     def finish(self) -> Sums:
         """The batch's gradient, in the order of the parameters: None for those that require none.
         What no grain used is in it too (see `used`), as nothing."""
         if self._totals is None:
+            if self._of_tree is None:
+                self.wait()
+            assert self._of_tree is not None
             self._totals = [None] * len(self.parameters)
-            for index, total in zip(self._trained, self._tree.finish(), strict=True):
-                self._totals[index] = total
+            for number, total in zip(self._trained, self._of_tree, strict=True):
+                self._totals[number] = total
+            products, with_more = self._rows.finish()
+            for number, product in products.items():
+                known = self._totals[number]
+                self._totals[number] = product if known is None else product.add_(known)
+            self._also_in_tree |= {self.names[number] for number in with_more}
         return self._totals
 
     @property
     def used(self) -> list[bool]:
         """Which parameters this worker's grains used."""
-        used = [False] * len(self.parameters)
-        for index, use in zip(self._trained, self._tree.used, strict=True):
-            used[index] = use
+        with_rows = self._rows.used
+        used = [number in with_rows for number in range(len(self.parameters))]
+        for number, use in zip(self._trained, self._tree.used, strict=True):
+            used[number] |= use
         return used
+
+
+def _values(tensors: list[Tensor]) -> list[float]:
+    return torch.stack([tensor.float() for tensor in tensors]).tolist() if tensors else []

@@ -17,8 +17,10 @@ from samepath.engine.checks.refuse import refuse_hooks
 from samepath.engine.comm.collective import Collective, Record
 from samepath.engine.comm.tree_sum import Sums
 from samepath.engine.step.balance import Balance
+from samepath.engine.step.factors import Factors
 from samepath.engine.step.gradients import GradientSum
 from samepath.engine.step.record import StepFacts, unpack
+from samepath.engine.step.settings import Settings
 from samepath.errors import UserError
 from samepath.plan import Division
 
@@ -80,8 +82,8 @@ class PendingBatch:
         batch may use again."""
         if self.gradients is None:
             return self.totals
-        totals = self.gradients.finish()
         used = self.know().used
+        totals = self.gradients.finish()
         return [total if use else None for total, use in zip(totals, used, strict=True)]
 
     def suspects(self) -> tuple[list[int], bool]:
@@ -111,10 +113,12 @@ class PendingBatch:
 class GradientSums:
     """Gradient sums of a model: one for each of the batches that are pending at once."""
 
-    def __init__(self, collective: Collective, *, exact: bool) -> None:
+    def __init__(self, collective: Collective, settings: Settings) -> None:
         self._collective = collective
-        self._exact = exact
+        self._settings = settings
         self._sums: list[GradientSum] = []
+        self._also_in_tree: set[str] = set()
+        """Weights with factors that were found to have other gradients too."""
 
     def free(self, model: nn.Module, pending: Collection[PendingBatch]) -> GradientSum:
         """Get a sum that no pending batch uses, over the parameters as they are now (people
@@ -133,5 +137,15 @@ class GradientSums:
         for sums in self._sums:
             if id(sums) not in busy:
                 return sums
-        self._sums.append(GradientSum(self._collective, parameters, exact=self._exact))
+        settings = self._settings
+        factors = Factors(model, parameters, settings.factors, settings.batch_size)
+        self._sums.append(
+            GradientSum(
+                self._collective,
+                parameters,
+                factors,
+                self._also_in_tree,
+                exact=settings.exact,
+            )
+        )
         return self._sums[-1]

@@ -27,6 +27,7 @@ _SHAPE_THE_PATH = (
     "autocast",
     "schedule_every",
     "drop_last",
+    "factors",
 )
 
 
@@ -61,7 +62,8 @@ class Settings(TrainingSettings):
 
     def refuse_changes(self, before: Mapping[str, Any]) -> None:
         """Raise unless a checkpoint with these `shaping` settings goes on with the same path.
-        (What an older samepath did not write is not compared.)"""
+        (What an older samepath did not write is not compared; it knew no factors.)"""
+        before = {"factors": "never", **before} if before else before
         changed = [
             f"{name} (was {before[name]!r}, now {value!r})"
             for name, value in self.shaping().items()

@@ -92,7 +92,7 @@ class Stepper:
         self._warned: set[str] = set()
         self._balances = settings.follow_speed and settings.exact and collective.num_workers > 1
         self._step_seconds = 0.0
-        self._sums = GradientSums(collective, exact=settings.exact)
+        self._sums = GradientSums(collective, settings)
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
         self._replicas = Replicas(collective, model)
         self._outside = modules_outside(loss, model)
@@ -168,7 +168,7 @@ class Stepper:
         if isinstance(given.grains, GrainLoader):
             given.grains.turn_to(batch.step, mine)
         gradients = self._sums.free(self.model, self.pending)
-        gradients.begin(division.reduction)
+        gradients.begin(division)
         self._buffers.begin(division.reduction)
         busy = Stopwatch()
         grains, scales, weight = self._weigh(given, division, mine, busy)
@@ -188,11 +188,13 @@ class Stepper:
                     self.watch("augmented", number, data)
                 if attack is not None:
                     data = self._attack(attack, batch, number, data)
-                loss = self._forward(number, data)
                 measure = is_measured(number, division.num_grains)
-                gradients.backward(loss, scale, measure=measure)
-                self.watch("done", number, None)
+                with gradients.factors.of_grain(len(examples), len(batch.examples)):
+                    loss = self._forward(number, data)
+                    gradients.backward(loss, scale, measure=measure)
                 gradients.after_backward()
+                self.watch("factors", number, gradients.rows)
+                self.watch("done", number, None)
                 self._buffers.after_grain(scale)
                 self._replicas.after_grain()
                 losses.append(loss.detach().reshape(()))
@@ -261,7 +263,7 @@ class Stepper:
     def _apply(self, pending: PendingBatch, choice: Choice) -> StepResult:
         """Reduce, clip and update: from a computed batch to new weights."""
         if pending.gradients is not None:
-            pending.gradients.finish()  # hides the wait for the facts
+            pending.gradients.wait()  # hides the wait for the facts
         facts = pending.know()
         if not math.isfinite(facts.loss):
             raise self._diverged(pending, "loss", facts.loss)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from samepath.engine.checks.refuse import OwnHook
 from samepath.engine.comm.tensors import fingerprint
 from samepath.engine.run.loop import Run
 from samepath.engine.run.trainer import Trainer
@@ -180,7 +181,7 @@ class GrainWatch:
         for name, parameter in trainer.model.named_parameters():
             if parameter.requires_grad:
                 # sees this grain's gradient alone, before autograd adds it to another's
-                parameter.register_hook(partial(self._add, "gradient", name))
+                parameter.register_hook(OwnHook(partial(self._add, "gradient", name)))
 
     def _watch(self, point: str, grain: int, value: Any) -> None:
         """The trainer's own points; a grain begins with its data and ends with `done`."""
@@ -191,6 +192,10 @@ class GrainWatch:
             self._events = self._grains[f"{phase} {grain}"] = []
             self._running = []
             point = "loaded"
+        if point == "factors":  # in place of a weight's gradient
+            for name, rows in value:
+                self._add("gradient", name, rows)
+            return
         if point == "done":
             self._events = self._last_output = None
             return

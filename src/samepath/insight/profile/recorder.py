@@ -7,14 +7,14 @@ Guaranteed: nothing that is computed changes; a note costs about a microsecond.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from samepath.engine.comm.collective import Bucket, Collective, Record
+from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
 from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.insight.profile.timeline import MainPhase, Phase, TimelineEvent
 from samepath.plan import Reduction
@@ -126,6 +126,12 @@ class TimedCollective(Collective):
         inner = self._inner.bucket(length, dtype, exact=exact)
         return TimedBucket(inner, self, name, length * dtype.itemsize)
 
+    def row_exchange(self) -> RowExchange:
+        return TimedRows(self._inner.row_exchange(), self)
+
+    def gather_aside(self, mine: bytes) -> list[bytes]:
+        return self.recorder.timed("wait", self._inner.gather_aside, "rows")(mine)
+
     def bytes_sent(self, num_bytes: int, reduction: Reduction) -> int:
         """Bytes this worker sends to reduce a bucket. In memory: its sums and its chunk of the
         total. On the network: its sums' chunks to their owners and its own chunk's total to all
@@ -137,6 +143,34 @@ class TimedCollective(Collective):
 
     def close(self) -> None:
         self._inner.close()
+
+
+class TimedRows(RowExchange):
+    """An exchange of rows that notes the main thread's waiting."""
+
+    def __init__(self, inner: RowExchange, owner: TimedCollective) -> None:
+        self._inner = inner
+        self._recorder = owner.recorder
+        self._others = owner.num_workers - 1
+
+    def begin(self, sizes: Sequence[Sequence[int]]) -> None:
+        self._inner.begin(sizes)
+        self._launched: float | None = None
+        self._bytes_sent = 0
+
+    def launch(self, message: Tensor) -> None:
+        if self._launched is None:
+            self._step, self._launched = self._recorder.step, self._recorder.now()
+        # in memory a message is written once; on the network it goes to every other worker
+        self._bytes_sent += message.numel() * (1 if self._recorder.in_memory else self._others)
+        self._inner.launch(message)
+
+    def finish(self) -> list[list[Tensor]]:
+        found = self._recorder.timed("wait", self._inner.finish, "rows")()
+        assert self._launched is not None
+        what = (self._launched, self._recorder.now(), "rows", self._step, self._bytes_sent)
+        self._recorder.note_beside("reduction", *what)
+        return found
 
 
 class TimedBucket(Bucket):
