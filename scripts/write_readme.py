@@ -55,7 +55,8 @@ def numbers() -> str:
     if "bytes" in found:
         sent = {n: row["samepath, the busiest worker"] for n, row in found["bytes"].items()}
         words = ", ".join(f"{value:.2f} at {n}" for n, value in sent.items())
-        text += f" Bytes of nodules on the wire, busiest worker, against a ring's 2(N-1)/N: {words} workers."
+        text += " Bytes of nodules on the wire, busiest worker, against a ring's 2(N-1)/N: "
+        text += f"{words} workers."
     return text
 
 
