@@ -66,9 +66,7 @@ class Factors:
         self._found = {}
         handles = []
         for module, number in self._layers:
-            weight = self._weights[number]
-            hooks = (weight._backward_hooks or {}).values()
-            if weight.requires_grad and all(isinstance(hook, OwnHook) for hook in hooks):
+            if self._weights[number].requires_grad:
                 exchange = _Exchange(self, number)
                 handles.append(module.register_forward_pre_hook(exchange.before))
                 handles.append(module.register_forward_hook(exchange.after, always_call=True))
@@ -88,9 +86,12 @@ class Factors:
         finally:
             self._collects = False
 
-    @property
-    def collects(self) -> bool:
-        return self._collects and not torch.is_grad_enabled()
+    def takes(self, number: int) -> bool:
+        """Whether a backward pass hands over a weight's rows now: not one inside of the loss, nor
+        where a hook of the user's wants the gradient (it may come after the forward pass)."""
+        hooks = (self._weights[number]._backward_hooks or {}).values()
+        own = all(isinstance(hook, OwnHook) for hook in hooks)
+        return self._collects and own and not torch.is_grad_enabled()
 
     def wants(self, number: int, inputs: Any) -> bool:
         """Whether a call with these inputs goes as factors."""
@@ -214,7 +215,7 @@ class _Dense(torch.autograd.Function):
             of_inputs = outputs.mm(weight).view(inputs.shape)
         if needs_bias:
             of_bias = outputs.sum(0)
-        if ctx.factors.collects:
+        if ctx.factors.takes(ctx.number):
             ctx.factors.take(ctx.number, inputs.detach(), outputs)
         else:
             of_weight = outputs.t().mm(inputs.reshape(-1, inputs.shape[-1]))
