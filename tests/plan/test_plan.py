@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.plan import Plan, Reduction, assign, epoch_order, reduction
-from samepath.plan.tree import reduction_of
+from samepath.plan import Plan, Reduction, assign, bucket_bytes, epoch_order, reduction, whole_bytes
+from samepath.plan.tree import BUCKET_BYTES, ROUND_BYTES, WHOLE_BYTES, reduction_of
 
 seeds = st.integers(0, 2**63 - 1)
 counts = st.integers(1, 200)
@@ -245,3 +245,17 @@ def test_few_sums_travel(num_grains: int) -> None:
         assert reduction(num_grains, num_workers).num_sums == (1,) * num_workers
     for num_workers in (3, 5, 6, 7):
         assert max(reduction(num_grains, num_workers).num_sums) <= 5
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=40))
+def test_a_bucket_goes_whole_where_that_sends_little_more(num_sums: list[int]) -> None:
+    workers, most = len(num_sums), max(num_sums)
+
+    def more(num_bytes: int) -> float:
+        return (workers - 1) * num_bytes * (most - (most + 1) / workers)
+
+    limit = whole_bytes(num_sums)
+    assert limit <= WHOLE_BYTES
+    assert more(limit) <= ROUND_BYTES
+    assert limit == WHOLE_BYTES or more(limit + 1) > ROUND_BYTES
+    assert bucket_bytes(workers) >= bucket_bytes(workers - 1) >= BUCKET_BYTES

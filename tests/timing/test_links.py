@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from measured_steps import link
 
 from samepath.errors import UserError
-from samepath.plan import reduction
+from samepath.plan import reduction, whole_bytes
 from samepath.timing.links import (
     CLUSTERS,
     MESSAGE_LATENCIES,
@@ -126,6 +126,11 @@ def test_traffic_is_the_slowest_workers_and_never_less_than_a_rings(case: tuple[
                 chunks = sums[a] + 1  # b's chunk of a's sums; then a's chunk of the totals
                 sent[a] += chunks / workers
                 received[b] += chunks / workers
+    few = whole_bytes(sums)
+    whole = traffic(workers, num_grains, few)  # all sums of all workers, at once
+    assert whole.gradients == max(*(n * (workers - 1) for n in sums), sum(sums) - min(sums))
+    assert (whole.rounds, whole.further) == (1, workers - 2)
+    assert traffic(workers, num_grains, few + 1) == traffic(workers, num_grains)
     found = traffic(workers, num_grains)
     assert found.gradients == pytest.approx(max(*sent, *received))
     assert found.rounds + found.further == 2 * (workers - 1)
@@ -138,6 +143,7 @@ def test_traffic_is_the_slowest_workers_and_never_less_than_a_rings(case: tuple[
 def test_traffic_by_hand() -> None:
     assert traffic(1, 8) == Traffic(0, 0, 0.0)
     assert traffic(2, 8) == Traffic(2, 0, 1.0)
+    assert traffic(2, 8, 1000) == Traffic(1, 0, 1.0)
     assert traffic(2, 6) == Traffic(2, 0, 1.5)  # two sums each: one gradient out, half of one back
     assert traffic(4, 8) == Traffic(2, 4, 1.5)
     assert traffic(100, 4) == traffic(4, 4)  # 96 of them have nothing to do
@@ -159,10 +165,11 @@ ALGORITHMS: tuple[Algorithm, ...] = ("samepath", "ring", "tree")
 @given(workers_and_grains)
 def test_our_reduction_on_a_flat_link(case: tuple[int, int]) -> None:
     workers, num_grains = case
-    found = traffic(workers, num_grains)
-    expected = (found.rounds + MESSAGE_LATENCIES * found.further) * 1e-3 + found.gradients * 2.0
     cost = reduction_cost(flat(link(1e6, 1e-3)), min(case), "samepath", num_grains=num_grains)
-    assert cost(2_000_000) == pytest.approx(expected)
+    for num_bytes in (100, 2_000_000):
+        found = traffic(workers, num_grains, num_bytes)
+        expected = (found.rounds + MESSAGE_LATENCIES * found.further) * 1e-3
+        assert cost(num_bytes) == pytest.approx(expected + found.gradients * num_bytes / 1e6)
 
 
 @given(workers=st.integers(2, 3000))

@@ -3,17 +3,18 @@
 from samepath.plan.assignment import assign
 from samepath.plan.order import Batch, Plan, count_steps, epoch_order
 from samepath.plan.shares import Division, divide
-from samepath.plan.tree import BUCKET_BYTES, Reduction, reduction
+from samepath.plan.tree import Reduction, bucket_bytes, reduction, whole_bytes
 
 __all__ = [
-    "BUCKET_BYTES",
     "Batch",
     "Division",
     "Plan",
     "Reduction",
     "assign",
+    "bucket_bytes",
     "count_steps",
     "divide",
     "epoch_order",
     "reduction",
+    "whole_bytes",
 ]

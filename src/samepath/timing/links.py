@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.errors import UserError
-from samepath.plan import reduction
+from samepath.plan import reduction, whole_bytes
 
 HERE: Literal["here"] = "here"
 NODE = "node"
@@ -268,8 +268,9 @@ class Traffic(NamedTuple):
     """Bytes in the busier direction, in gradients of the whole model."""
 
 
-def traffic(workers: int, num_grains: int) -> Traffic:
-    """Count the messages and bytes of one reduction, as `NetworkBucket` sends them.
+def traffic(workers: int, num_grains: int, num_bytes: float = math.inf) -> Traffic:
+    """Count the messages and bytes of one reduction of so many bytes, as `NetworkBucket` sends
+    them.
 
     With N workers that have grains (those beyond the number of grains are idle), worker w with
     s_w sums (whole subtrees of the plan's tree; S in all) and a gradient of G bytes:
@@ -280,13 +281,17 @@ def traffic(workers: int, num_grains: int) -> Traffic:
     Links carry both directions at once, so the larger one counts, and the slowest worker. With one
     sum each that is 2(N - 1)/N G in 2(N - 1) messages: a ring all-reduce (Patarasuk and Yuan 2009,
     section 3), which two workers with one sum each really do. A ring's messages wait for one
-    another; those of an all_to_all do not.
+    another; those of an all_to_all do not. Few bytes go whole, in one exchange: s_w (N - 1) G out
+    and (S - s_w) G in.
     """
     n = min(workers, num_grains)
     if n == 1:
         return Traffic(0, 0, 0.0)
     sums = reduction(num_grains, n).num_sums
-    out = max(max(mine * (n - 1), sum(sums) - mine) for mine in sums) / n
+    whole = float(max(max(mine * (n - 1), sum(sums) - mine) for mine in sums))
+    if num_bytes <= whole_bytes(sums):
+        return Traffic(1, n - 2, whole)
+    out = whole / n
     return Traffic(2, 2 * (n - 2), out + (n - 1) / n)
 
 
@@ -300,14 +305,21 @@ class Cost(NamedTuple):
     """On the way, while the next may start."""
     record_seconds: float = 0.0
     """Of what workers tell each other at the end of a step beside: a ring of small records."""
+    few: tuple[float, Cost] | None = None
+    """What at most so many bytes cost instead."""
+
+    def of(self, num_bytes: float) -> Cost:
+        """What so many bytes cost."""
+        return self if self.few is None or num_bytes > self.few[0] else self.few[1]
 
     def occupied(self, num_bytes: float) -> float:
-        """Seconds until the next reduction may start."""
+        """Seconds until the next reduction may start (of what these bytes cost: see `of`)."""
         return self.fixed_seconds + num_bytes * self.seconds_per_byte
 
     def __call__(self, num_bytes: float) -> float:
         """Seconds until the total is there."""
-        return self.occupied(num_bytes) + self.latency_seconds
+        cost = self.of(num_bytes)
+        return cost.occupied(num_bytes) + cost.latency_seconds
 
 
 class _Passed(NamedTuple):
@@ -358,15 +370,22 @@ def reduction_cost(
         return Cost(fixed, 2.0 * (workers - 1) / workers / narrowest)
     if algorithm == "tree":
         return Cost(tree_seconds(cluster, workers), 2.0 / narrowest)
-    rounds, _, gradients = traffic(workers, num_grains or workers)
+    grains = num_grains or workers
+    few = whole_bytes(reduction(grains, min(workers, grains)).num_sums)
+    cost = _exchange_cost(levels, workers, traffic(workers, grains))
+    return cost._replace(few=(few, _exchange_cost(levels, workers, traffic(workers, grains, few))))
+
+
+def _exchange_cost(levels: Sequence[_Passed], workers: int, sent: Traffic) -> Cost:
+    """What exchanges between all workers cost."""
     fixed = latency = per_byte = 0.0
     for level in levels:
         latency = max(latency, level.network.latency_seconds)
-        messages = rounds * (level.largest - level.door)
+        messages = sent.rounds * (level.largest - level.door)
         fixed += messages * MESSAGE_LATENCIES * level.network.latency_seconds
         outside = level.door * (workers - level.door) / (workers - 1)
-        per_byte = max(per_byte, gradients * outside / level.network.bytes_per_second)
-    latency *= rounds * (1.0 - MESSAGE_LATENCIES)  # the first of each exchange is counted above
+        per_byte = max(per_byte, sent.gradients * outside / level.network.bytes_per_second)
+    latency *= sent.rounds * (1.0 - MESSAGE_LATENCIES)  # the first of each exchange is in `fixed`
     record = sum(level.links * level.network.latency_seconds for level in levels)
     return Cost(fixed, per_byte, latency, record)
 

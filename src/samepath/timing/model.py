@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from samepath.errors import UserError
 from samepath.keys import UInt64s, key, keys_for
-from samepath.plan import BUCKET_BYTES, assign
+from samepath.plan import assign, bucket_bytes
 from samepath.timing.links import (
     HERE,
     NODE,
@@ -293,7 +293,8 @@ MIB = 1 << 20
 class Buckets:
     """Buckets of a fixed layout, in a fixed order, each as soon as all workers have it."""
 
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int | None = None
+    """Of the largest; None: ours, by the number of workers."""
     first_bucket_bytes: int | None = None
     """DDP makes its first bucket small, so that something starts soon."""
     algorithm: Algorithm = "samepath"
@@ -345,6 +346,7 @@ class Exchange(NamedTuple):
 def bucket_up(num_bytes: Sequence[int], policy: Buckets) -> tuple[list[int], list[int]]:
     """The bytes of each bucket and the number of its last gradient, as the engine fills them: a
     gradient that no longer fits opens the next bucket."""
+    assert policy.bucket_bytes is not None
     sizes: list[int] = []
     last: list[int] = []
     for number, size in enumerate(num_bytes):
@@ -414,10 +416,12 @@ def run_buckets(
         when = ready[:, last] if policy.overlap else computed
         if policy.stale:
             when = np.zeros_like(computed)
-        link.reduce(when, cost.occupied(size), cost.latency_seconds)
+        one = cost.of(size)
+        link.reduce(when, one.occupied(size), one.latency_seconds)
     if policy.algorithm == "samepath":
         if buffer_bytes:
-            link.reduce(computed, cost.occupied(buffer_bytes), cost.latency_seconds)
+            one = cost.of(buffer_bytes)
+            link.reduce(computed, one.occupied(buffer_bytes), one.latency_seconds)
         link.tell(cost.record_seconds)
     return link.result()
 
@@ -609,6 +613,8 @@ def _exchange(
     computed = drawn.done.max(axis=1)
     cost = reduction_cost(cluster, workers, policy.algorithm, num_grains=len(runs.seconds))
     if isinstance(policy, Buckets):
+        if policy.bucket_bytes is None:
+            policy = replace(policy, bucket_bytes=bucket_bytes(workers))
         sizes, buffers = workload.tensor_bytes, workload.buffer_bytes
         if policy.algorithm == "samepath":
             sizes = workload.sent_bytes(runs.num_examples)

@@ -44,7 +44,7 @@ from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError
 from samepath.owners import owned_folder
-from samepath.plan import BUCKET_BYTES, Reduction, reduction
+from samepath.plan import Reduction, bucket_bytes, reduction
 from samepath.recipe import Recipe
 from samepath.timing.links import HERE, NetworkFacts, Sample, link_of, traffic
 from samepath.timing.measured import ClockFacts, MeasuredStep, step_key
@@ -307,15 +307,18 @@ def _busy_seconds() -> float:
 SIZES = tuple(1 << power for power in (14, 16, 18, 20, 22, 24))
 """Bytes of gradients."""
 REDUCED_GRAINS = (2, 6)
-"""Two workers with one sum each (a plain all-reduce), and with two each (all_to_all)."""
+"""Two workers with one sum each, and with two each."""
 DROPPED = 3
 """Reductions of each size that are not counted."""
 
 
 def time_reductions(collective: Collective, repeats: int) -> list[Sample]:
     """Median seconds of reductions of several sizes between two workers (run by both)."""
-    kinds = [(reduction(grains, 2), traffic(2, grains)) for grains in REDUCED_GRAINS]
-    cases = [(how, what, size, _buckets(collective, size)) for how, what in kinds for size in SIZES]
+    cases = [
+        (reduction(grains, 2), traffic(2, grains, size), size, _buckets(collective, size))
+        for grains in REDUCED_GRAINS
+        for size in SIZES
+    ]
     times: list[list[tuple[float, float]]] = [[] for _ in cases]
     for _ in range(DROPPED + repeats):  # all cases in turn: noise comes and goes
         for case, (how, _, _, buckets) in enumerate(cases):
@@ -332,7 +335,8 @@ def time_reductions(collective: Collective, repeats: int) -> list[Sample]:
 
 def _buckets(collective: Collective, size: int) -> list[Bucket]:
     """Room for so many bytes, in buckets as the engine fills them."""
-    lengths = [min(BUCKET_BYTES, size - first) // 4 for first in range(0, size, BUCKET_BYTES)]
+    most = bucket_bytes(collective.num_workers)
+    lengths = [min(most, size - first) // 4 for first in range(0, size, most)]
     return [collective.bucket(length, torch.float32, exact=True) for length in lengths]
 
 

@@ -27,7 +27,7 @@ from samepath.engine.comm.environment import LOOPBACK, Place
 from samepath.engine.comm.tensors import fills
 from samepath.errors import UserError, WorkerLost
 from samepath.faults import fault_point
-from samepath.plan import Reduction
+from samepath.plan import Reduction, whole_bytes
 
 STORE_SECONDS = 15.0
 """How long an answer of the store is waited for."""
@@ -196,10 +196,11 @@ class Network(Collective):
 class NetworkBucket(Bucket):
     """Adds over the network in the tree's order.
 
-    Two workers with one sum each: a plain all-reduce, because a + b has only one order. Otherwise
-    every worker owns one chunk of the bucket: all sums of that chunk come to it (all_to_all), it
-    adds them in order, and the totals go round (2(N-1)/N of the bucket sent per worker when each
-    has one sum: a ring's traffic).
+    A small bucket goes whole (`plan.whole_bytes`): every worker gets all sums (all_to_all) and adds
+    them in order. Two workers with one sum each: a plain all-reduce, because a + b has only one
+    order. Otherwise every worker owns one chunk of the bucket: all sums of that chunk come to it,
+    it adds them in order, and the totals go round (2(N-1)/N of the bucket sent per worker when
+    each has one sum: a ring's traffic).
     """
 
     def __init__(
@@ -219,8 +220,11 @@ class NetworkBucket(Bucket):
         if mine > len(self._rows):
             self._rows = self._rows.new_zeros(mine, self._rows.shape[1])
         self.rows = self._rows[:mine, : self._length]
+        num_bytes = self._length * self._rows.dtype.itemsize
+        on_cpu = self._collective.device.type == "cpu"  # NCCL's times were not measured
+        self._whole = on_cpu and num_bytes <= whole_bytes(reduction.num_sums)
         has_one_order = not self._exact or self._collective.num_workers == 2
-        self._plain = has_one_order and max(reduction.num_sums) <= 1
+        self._plain = has_one_order and max(reduction.num_sums) <= 1 and not self._whole
         if self._plain and mine == 0:
             self._rows[0].fill_(-0.0)  # x + -0.0 is x for every x, +0.0 and -0.0 included
         self._returned = False
@@ -231,11 +235,16 @@ class NetworkBucket(Bucket):
             self._work = dist.all_reduce(self._rows[0], group=group, async_op=True)
             self._tell_arrival()
             return
-        workers, chunk = self._collective.num_workers, self._chunk
+        workers = self._collective.num_workers
         num_sums = self._reduction.num_sums
         mine = num_sums[self._collective.worker]
-        # worker w gets chunk w of each of my sums; with one sum that is the row as it lies
-        outgoing = self._rows[:mine].view(mine, workers, chunk).transpose(0, 1).reshape(-1)
+        if self._whole:
+            chunk = self._rows.shape[1]
+            outgoing = self._rows[:mine].reshape(-1).repeat(workers)
+        else:
+            chunk = self._chunk
+            # worker w gets chunk w of each of my sums; with one sum that is the row as it lies
+            outgoing = self._rows[:mine].view(mine, workers, chunk).transpose(0, 1).reshape(-1)
         self._outgoing = outgoing  # keeps it alive while it travels
         self._sums = outgoing.new_empty(sum(num_sums), chunk)
         self._work = dist.all_to_all_single(
@@ -246,7 +255,10 @@ class NetworkBucket(Bucket):
             group=group,
             async_op=True,
         )
-        self._collective.travelling.append(self)
+        if self._whole:
+            self._tell_arrival()
+        else:
+            self._collective.travelling.append(self)
 
     def progress(self) -> None:
         self._collective.return_chunks()
@@ -258,11 +270,7 @@ class NetworkBucket(Bucket):
 
     def return_chunk(self) -> None:
         """Add the sums of this worker's chunk in the tree's order; send the total to all."""
-        fault_point("reduction")
-        _wait(self._work)
-        self.tell("adding")
-        for into, other in self._reduction.additions:
-            self._sums[into].add_(self._sums[other])
+        self._add()
         total, group = self._rows[0], self._collective.gather_group
         if self._collective.device.type == "cpu":
             # gloo's all_gather takes two to three times as long as its all_to_all
@@ -271,8 +279,16 @@ class NetworkBucket(Bucket):
         else:
             self._work = dist.all_gather_single(total, self._sums[0], group=group, async_op=True)
         self._returned = True
-        self.tell("added")
         self._tell_arrival()
+
+    def _add(self) -> None:
+        """Add the sums that have come, in the tree's order."""
+        fault_point("reduction")
+        _wait(self._work)
+        self.tell("adding")
+        for into, other in self._reduction.additions:
+            self._sums[into].add_(self._sums[other])
+        self.tell("added")
 
     def _tell_arrival(self) -> None:
         if self.watch is not None:
@@ -280,11 +296,15 @@ class NetworkBucket(Bucket):
             self._work.get_future().then(lambda _: self.tell("arrived"))
 
     def add_chunk(self) -> None:
-        if not self._plain and not self._returned:
+        if not (self._plain or self._whole or self._returned):
             self._collective.return_chunks(until=self)
 
     def finish(self) -> Tensor:
-        _wait(self._work)
+        if self._whole:
+            self._add()
+            self._rows[0].copy_(self._sums[0])
+        else:
+            _wait(self._work)
         return self._rows[0, : self._length]
 
 

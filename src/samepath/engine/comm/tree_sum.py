@@ -21,7 +21,7 @@ from torch import Tensor
 
 from samepath.engine.comm.collective import Bucket, Collective
 from samepath.engine.comm.tensors import dense_strides
-from samepath.plan import BUCKET_BYTES, Reduction
+from samepath.plan import Reduction, bucket_bytes
 
 Sums: TypeAlias = list[Tensor | None]
 """One partial sum: a tensor per parameter, None where no grain used it."""
@@ -47,7 +47,7 @@ class Slot(NamedTuple):
     offset: int
 
 
-def lay_out(tensors: Sequence[Tensor], bucket_bytes: int) -> tuple[list[Slot], list[int]]:
+def lay_out(tensors: Sequence[Tensor], most_bytes: int) -> tuple[list[Slot], list[int]]:
     """A slot for each tensor and the length of each bucket: filled from the last tensor to the
     first (the order in which backward finds gradients), one dtype per bucket."""
     slots: list[Slot] = [Slot(0, 0)] * len(tensors)
@@ -57,7 +57,7 @@ def lay_out(tensors: Sequence[Tensor], bucket_bytes: int) -> tuple[list[Slot], l
         tensor = tensors[index]
         alignment = ALIGNMENT_BYTES // tensor.dtype.itemsize
         size = -(-tensor.numel() // alignment) * alignment
-        full = lengths and (lengths[-1] + size) * tensor.dtype.itemsize > bucket_bytes
+        full = lengths and (lengths[-1] + size) * tensor.dtype.itemsize > most_bytes
         if not lengths or full or tensor.dtype != dtype:
             lengths.append(0)
             dtype = tensor.dtype
@@ -75,10 +75,9 @@ class TreeSum:
         tensors: Sequence[Tensor],
         *,
         exact: bool,
-        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._tensors = list(tensors)
-        self._slots, lengths = lay_out(self._tensors, bucket_bytes)
+        self._slots, lengths = lay_out(self._tensors, bucket_bytes(collective.num_workers))
         self._layouts = [(tensor.shape, dense_strides(tensor)) for tensor in tensors]
         self._views: dict[tuple[int, int], Tensor] = {}
         self._memory: list[int] = []

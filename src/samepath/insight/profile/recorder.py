@@ -17,7 +17,7 @@ from torch import Tensor
 from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
 from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.insight.profile.timeline import MainPhase, Phase, TimelineEvent
-from samepath.plan import Reduction
+from samepath.plan import Reduction, whole_bytes
 from samepath.recipe import Recipe
 
 Given = ParamSpec("Given")
@@ -134,9 +134,12 @@ class TimedCollective(Collective):
 
     def bytes_sent(self, num_bytes: int, reduction: Reduction) -> int:
         """Bytes this worker sends to reduce a bucket. In memory: its sums and its chunk of the
-        total. On the network: its sums' chunks to their owners and its own chunk's total to all
-        workers (a ring's bytes where it has one sum)."""
+        total. On the network: its sums to all workers where they are few bytes, else its sums'
+        chunks to their owners and its own chunk's total to all (a ring's bytes where it has one
+        sum)."""
         in_memory = self.recorder.in_memory
+        if not in_memory and num_bytes <= whole_bytes(reduction.num_sums):
+            return num_bytes * reduction.num_sums[self.worker] * (self.num_workers - 1)
         part, sums = num_bytes / self.num_workers, reduction.num_sums[self.worker]
         others = self.num_workers if in_memory else self.num_workers - 1
         return round(part * (sums * others + (1 if in_memory else others)))
