@@ -1,7 +1,14 @@
 """Pure arithmetic, no torch: which examples, which grains, which worker, in which order to add."""
 
 from samepath.plan.assignment import assign
-from samepath.plan.order import Batch, Plan, count_steps, epoch_order
+from samepath.plan.order import (
+    Batch,
+    Plan,
+    count_steps,
+    epoch_order,
+    grain_size_asked,
+    grain_size_for,
+)
 from samepath.plan.shares import Division, divide
 from samepath.plan.tree import BUCKET_BYTES, Reduction, reduction
 
@@ -15,5 +22,7 @@ __all__ = [
     "count_steps",
     "divide",
     "epoch_order",
+    "grain_size_asked",
+    "grain_size_for",
     "reduction",
 ]

@@ -78,7 +78,6 @@ class AdviseRequest(Overrides):
     keep: str | None = None
     networks: tuple[str, ...] = NETWORKS
     floor: float = FLOOR
-    max_workers: int | None = None
     price_per_worker_hour: float | None = None
     minutes: float = MINUTES
     command: tuple[str, ...] = ()
@@ -166,8 +165,6 @@ def refuse(request: AdviseRequest) -> None:
         raise UserError(f"--floor {request.floor:g}: give a part of 1, such as {FLOOR:g}")
     if not LEAST_MINUTES <= request.minutes < float("inf"):
         raise UserError(f"--minutes {request.minutes:g}: give at least {LEAST_MINUTES:g}")
-    if request.max_workers is not None and request.max_workers < 1:
-        raise UserError(f"--max-workers {request.max_workers}: give at least 1")
     price = request.price_per_worker_hour
     if price is not None and not 0.0 <= price < float("inf"):
         raise UserError(f"--price {price:g}: give what a worker costs an hour, such as 0.9")
