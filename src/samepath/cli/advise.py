@@ -53,8 +53,8 @@ def advise(
 
     Times grains, updates and reductions on real workers; tries learning rates in short runs; trains
     for the gradient noise scale. Times of more workers than this machine has are modelled, for
-    computers like this one joined by each network. Writes a folder with advice.json, measured.json
-    (for `samepath simulate`), a figure and advice.html.
+    computers like this one joined by each network, up to --max-workers. Writes a folder with
+    advice.json, measured.json (for `samepath simulate`), a figure and advice.html.
 
     \b
     Examples:

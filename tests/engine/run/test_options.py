@@ -1,4 +1,4 @@
-"""The grain size of a run: what was typed, or what the recipe says of workers, or the run before."""
+"""The grain size of a run: what was typed, what the recipe says of workers, or the run before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def recipe(**settings: Any) -> Recipe:
     ],
 )
 def test_where_the_grain_size_comes_from(
-    given: dict[str, int], asked: dict[str, int], size: int
+    given: dict[str, Any], asked: dict[str, Any], size: int
 ) -> None:
     assert resolve(recipe(**given), Overrides(**asked)).grain_size == size
 
@@ -53,7 +53,12 @@ def test_on_resume_the_same_grain_is_the_same_path() -> None:
     """However it is said; and a batch size that is said again changes nothing."""
     made = recipe(max_workers=4)
     earlier = asdict(resolve(made, Overrides(grain_size=16)))
-    for same in ({}, {"grain_size": 16}, {"max_workers": 6}, {"batch_size": 96}):
-        assert resolve(made, Overrides(**same), earlier).grain_size == 16
+    for same in (
+        Overrides(),
+        Overrides(grain_size=16),
+        Overrides(max_workers=6),
+        Overrides(batch_size=96),
+    ):
+        assert resolve(made, same, earlier).grain_size == 16
     with pytest.raises(UserError, match=r"cannot resume: grain_size \(was 16, now 24\)"):
         resolve(made, Overrides(max_workers=4), earlier)
