@@ -168,7 +168,8 @@ def show(content: dict[str, Any]) -> None:
     for workers, row in content.get("check", {}).items():
         console.print(
             f"check, workers that sleep, {workers}: "
-            f"measured {1e3 * row['measured_seconds']:.1f} ms, modelled {1e3 * row['modelled_seconds']:.1f} ms ({row['error']:+.1%})"
+            f"measured {1e3 * row['measured_seconds']:.1f} ms, "
+            f"modelled {1e3 * row['modelled_seconds']:.1f} ms ({row['error']:+.1%})"
         )
 
 

@@ -24,7 +24,7 @@ def loss(model, batch):
     return F.cross_entropy(model(images), labels)
 
 
-trainer = session.prepare(model, optimizer, loss, batch_size=128, grain_size=16)
+trainer = session.prepare(model, optimizer, loss, batch_size=128, max_workers=8)
 
 for epoch in range(3):
     for batch in trainer.batches(train, epoch):

@@ -32,7 +32,11 @@ from samepath.data.keep_list import read_keep_list, refuse_other_data
 from samepath.data.sources import Data, only_rows
 from samepath.errors import UserError
 from samepath.keys import key
+from samepath.plan import grain_size_for
 from samepath.threads import limited_threads
+
+MAX_WORKERS = 8
+"""Where a recipe says neither `max_workers` nor `grain_size`: the cores or GPUs of one computer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +66,12 @@ class TrainingSettings:
 
     batch_size: int
     """Examples of one step, whatever the worker count."""
-    grain_size: int
-    """Examples computed at once; the number of grains in a batch is the most workers possible."""
+    max_workers: int | None = None
+    """The most workers that may ever take part; fewer make a step faster. 8, or one for each
+    example of a smaller batch, where neither this nor grain_size is given."""
+    grain_size: int = None  # type: ignore[assignment]  # __post_init__ makes it a number
+    """Examples computed at once, to be given instead of max_workers: an even share of the batch
+    where it is not."""
     drop_last: bool = False
     """Leave out the last batch of each epoch where it is short (other examples in every epoch)."""
     schedule_every: Literal["step", "epoch"] = "epoch"
@@ -89,8 +97,9 @@ class TrainingSettings:
     it."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("grain_size", 1), ("loader_workers", 0)):
+        for name, least in (("batch_size", 1), ("loader_workers", 0)):
             _make_whole(self, name, least)
+        _settle_grain(self)
         if not isinstance(self.drop_last, bool):
             raise UserError(f"drop_last is {self.drop_last!r}; use True or False")
         if self.schedule_every not in ("step", "epoch"):
@@ -168,6 +177,24 @@ def _make_whole(given: Any, name: str, least: int) -> None:
     if not isinstance(value, Integral) or value < least:
         raise UserError(f"{name} is {value!r}; it must be a whole number, at least {least}")
     object.__setattr__(given, name, int(value))
+
+
+def _settle_grain(given: TrainingSettings) -> None:
+    """The grain size from the most workers. (Both are there, and agree, in a changed copy.)"""
+    for name in ("grain_size", "max_workers"):
+        if getattr(given, name) is not None:
+            _make_whole(given, name, 1)
+    if given.grain_size is None:
+        most = given.max_workers or min(MAX_WORKERS, given.batch_size)
+        object.__setattr__(given, "max_workers", most)
+        object.__setattr__(given, "grain_size", grain_size_for(given.batch_size, most))
+    elif given.max_workers is not None:
+        right = grain_size_for(given.batch_size, given.max_workers)
+        if given.grain_size != right:
+            raise UserError(
+                f"grain_size is {given.grain_size}, but max_workers is {given.max_workers}, which "
+                f"is a grain_size of {right}; give one of the two"
+            )
 
 
 def find_recipe(

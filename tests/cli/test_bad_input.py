@@ -95,11 +95,39 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "not a number either": (["train", "digits", "-n", "²"], ("-n ²", "whole number")),
     "too many workers": (
         ["train", "mine.py", "-n", "4"],
-        ("4 workers", "only 3 grains", "at most 3 workers", "a grain of 1"),
+        ("4 workers", "only 3 grains", "at most 3 workers, or --max-workers 4"),
     ),
     "more workers than examples": (
         ["train", "mine.py", "-n", "7", "--exact", "off"],
         ("7 workers", "at most 6"),
+    ),
+    "more workers than a batch has examples": (
+        ["train", "mine.py", "-n", "7"],
+        ("7 workers", "at most 3 workers, or a larger batch"),
+    ),
+    "a range that begins too high": (
+        ["train", "mine.py", "-n", "4:8", "--out", "a"],
+        ("4 workers", "or --max-workers 4"),
+    ),
+    "grains said twice": (
+        ["train", "mine.py", "--grain", "2", "--max-workers", "3"],
+        ("--grain 2 and --max-workers 3", "give one of the two"),
+    ),
+    "most workers above batch": (
+        ["train", "mine.py", "--max-workers", "7"],
+        ("max_workers is 7", "a batch has 6 examples", "from 1 to 6"),
+    ),
+    "no most workers": (
+        ["advise", "mine.py", "--max-workers", "0"],
+        ("--max-workers 0", "at least 1"),
+    ),
+    "grains said twice to a study": (
+        ["study", "mine.py", "--grain", "2", "--max-workers", "3"],
+        ("give one of the two",),
+    ),
+    "grains said twice to a simulation": (
+        ["simulate", "mine.py", "--grain", "2", "--max-workers", "3"],
+        ("give one of the two",),
     ),
     "grain above batch": (
         ["train", "mine.py", "--grain", "7"],
@@ -328,6 +356,7 @@ CHANGED: list[tuple[list[str], tuple[str, ...]]] = [
     (["--seed", "1"], ("seed (was 0, now 1)",)),
     (["--batch-size", "4"], ("batch_size (was 6, now 4)",)),
     (["--grain", "3", "--threads", "2"], ("grain_size (was 2", "threads (was 1, now 2)")),
+    (["--max-workers", "2"], ("grain_size (was 2, now 3)",)),
     (["--strategy", "linear"], ("strategy (was 'strong', now 'linear')",)),
     (["--exact", "off"], ("exact (was True, now False)",)),
 ]
@@ -353,7 +382,8 @@ def test_resuming_what_is_not_the_same_run(run: Run) -> None:
     ):
         refused(run, "train", other, "-n", "1", "--out", "run", "--resume", says=says)
     again = ("train", write("", "moved.py"), "-n", "1", "--out", "run", "--resume")
-    assert run(*again, "--steps", "2")[0] == 0, "the same recipe under another name"
+    same = run(*again, "--steps", "2", "--max-workers", "3")
+    assert same[0] == 0, "the same recipe under another name, the same grains in other words"
     content = json.loads(Path("run/run.json").read_text())
     content["starts"][-1]["versions"]["torch"] = "1.0"
     Path("run/run.json").write_text(json.dumps(content))

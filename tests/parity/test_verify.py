@@ -445,9 +445,14 @@ def test_strategies_are_verified_too(strategy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("counts", "changes", "message"),
     [
-        ((1, 9), {}, "9 workers, but a batch of 128 in grains of 16 has only 8 grains"),
+        (
+            (1, 9),
+            {},
+            "9 workers, but a batch of 128 in grains of 16 has only 8 grains; use at "
+            "most 8 workers, or --max-workers 9",
+        ),
         ((2,), {}, "try -n 1,2"),
-        (None, {"grain_size": 128}, "add --grain 64"),
+        (None, {"grain_size": 128}, "add --max-workers 2"),
         ((1, 2), {"grain_size": 129}, "grain of 129"),
         ((1, 2), {"steps": 0}, "at least one step"),
     ],

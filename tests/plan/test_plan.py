@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samepath.plan import Plan, Reduction, assign, bucket_bytes, epoch_order, reduction, whole_bytes
+from samepath.plan import (
+    Plan,
+    Reduction,
+    assign,
+    bucket_bytes,
+    divide,
+    epoch_order,
+    grain_size_for,
+    reduction,
+    whole_bytes,
+)
 from samepath.plan.tree import BUCKET_BYTES, ROUND_BYTES, WHOLE_BYTES, reduction_of
 
 seeds = st.integers(0, 2**63 - 1)
@@ -121,6 +131,33 @@ def test_the_order_of_one_epoch_is_pinned() -> None:
 def test_sizes_that_make_no_plan(sizes: tuple[int, int, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Plan(num_examples=sizes[0], batch_size=sizes[1], grain_size=sizes[2], seed=0)
+
+
+# ---- grains from the most workers
+
+
+def test_the_grain_is_the_largest_that_lets_so_many_take_part() -> None:
+    for batch in range(1, 65):
+        for most in range(1, batch + 1):
+            share = math.ceil(batch / most)
+            lets = [g for g in range(1, share + 1) if math.ceil(batch / g) >= most]
+            assert grain_size_for(batch, most) == max(lets)
+
+
+@given(st.integers(1, 200), st.data())
+def test_where_they_share_evenly_each_has_one_grain(share: int, data: st.DataObject) -> None:
+    most = data.draw(st.integers(1, 64))
+    size = grain_size_for(share * most, most)
+    plan = Plan(num_examples=share * most, batch_size=share * most, grain_size=size, seed=0)
+    division = divide(plan.batch(0), most, exact=True)
+    assert (size, plan.num_grains, division.most_grains) == (share, most, 1)
+
+
+@pytest.mark.parametrize("most", [0, -1, 9])
+def test_more_workers_than_examples_are_refused(most: int) -> None:
+    says = f"max_workers is {most}, and a batch has 8 examples; give a number from 1 to 8"
+    with pytest.raises(ValueError, match=says):
+        grain_size_for(8, most)
 
 
 # ---- assignment

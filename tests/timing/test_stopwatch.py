@@ -56,6 +56,8 @@ def test_grain_sizes_go_to_the_batch_unless_batch_norm_fixes_them() -> None:
     options = replace(options_of(), batch_size=48, grain_size=12)
     assert sizes_to_time(options, fixed=True) == [12]
     assert sizes_to_time(options, fixed=False) == [1, 2, 4, 8, 12, 24, 48]
+    five_grains = replace(options, batch_size=50, grain_size=10)
+    assert sizes_to_time(five_grains, fixed=False) == [1, 2, 4, 8, 10, 13, 25, 50]
     assert normalises_over_grains(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm3d(1)))
     assert normalises_over_grains(nn.SyncBatchNorm(1))
     assert not normalises_over_grains(nn.Sequential(nn.GroupNorm(1, 1), nn.InstanceNorm2d(1)))

@@ -29,7 +29,6 @@ from samepath.errors import UserError
 @common.setting(
     "--floor", 0.8, "F", "The least efficiency (speed-up / workers) that is worth its cost."
 )
-@click.option("--max-workers", type=int, metavar="N", help="Look no further than this.")
 @click.option("--price", type=float, metavar="P", help="Price of a worker-hour; adds a column.")
 @click.option("--minutes", type=float, metavar="M", help="About how long it may take.  [2]")
 @click.option("--quick", is_flag=True, help="Take about one minute.")
@@ -43,7 +42,6 @@ def advise(
     keep: str | None,
     networks: tuple[str, ...],
     floor: float,
-    max_workers: int | None,
     price: float | None,
     minutes: float | None,
     quick: bool,
@@ -55,8 +53,8 @@ def advise(
 
     Times grains, updates and reductions on real workers; tries learning rates in short runs; trains
     for the gradient noise scale. Times of more workers than this machine has are modelled, for
-    computers like this one joined by each network. Writes a folder with advice.json, measured.json
-    (for `samepath simulate`), a figure and advice.html.
+    computers like this one joined by each network, up to --max-workers. Writes a folder with
+    advice.json, measured.json (for `samepath simulate`), a figure and advice.html.
 
     \b
     Examples:
@@ -79,7 +77,6 @@ def advise(
         **asked,
         networks=networks or NETWORKS,
         floor=floor,
-        max_workers=max_workers,
         price_per_worker_hour=price,
         minutes=minutes if minutes is not None else QUICK_MINUTES if quick else MINUTES,
         command=tuple(sys.argv),

@@ -119,12 +119,21 @@ other_hardware_option = click.option(
     help="Go on although the CPU, the GPU or the torch is not the run's: from here on the exact "
     "result differs.",
 )
-grain_option = click.option(
-    "--grain",
-    "grain_size",
-    type=int,
-    metavar="G",
-    help="Examples computed at once (a grain: the fixed piece of a batch).",
+grain_options = all_of(
+    click.option(
+        "--max-workers",
+        type=int,
+        metavar="M",
+        help="The most workers that may ever take part: fewer, and a step is faster (it changes "
+        "the last digits).",
+    ),
+    click.option(
+        "--grain",
+        "grain_size",
+        type=int,
+        metavar="G",
+        help="Instead: examples computed at once (a grain: the fixed piece of a batch).",
+    ),
 )
 machine_options = all_of(
     click.option(
@@ -142,7 +151,7 @@ machine_options = all_of(
 )
 shaping_options = all_of(
     click.option("--batch-size", type=int, metavar="B", help="Examples of one step, at any N."),
-    grain_option,
+    grain_options,
     click.option(
         "--seed", type=int, metavar="S", help="Order, initial weights, dropout, augmentation."
     ),

@@ -73,7 +73,7 @@ def parse_worker_range(text: str) -> list[int]:
     help="Workers share one batch, or have one each.",
 )
 @click.option("--batch-size", type=int, metavar="B", help="Of a step (weak: of each worker's).")
-@common.grain_option
+@common.grain_options
 @click.option("--threads", type=int, metavar="T", help="Threads per worker, for measuring.")
 @common.setting(
     "--stragglers",

@@ -90,7 +90,7 @@ def parse_target(text: str) -> dict[str, Any]:
     "workers of this machine), or one you measured, such as 940Mbit/s:60us.",
 )
 @click.option("--batch-size", type=int, metavar="B", help="Of the sequential run.")
-@common.grain_option
+@common.grain_options
 @common.setting(
     "--patience", 10, "E", "A run ends when its validation loss has not moved for E epochs."
 )

@@ -410,13 +410,13 @@ class ServerSession(Session):
         loss: Callable[[nn.Module, Any], Tensor],
         *,
         batch_size: int,
-        grain_size: int,
+        max_workers: int | None = None,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         **settings: Any,
     ) -> ServerTrainer:
         """A trainer whose gradients the workers compute; any number of them, for each has a batch
         of its own."""
-        made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
+        made = Settings(batch_size=batch_size, max_workers=max_workers, seed=self.seed, **settings)
         return ServerTrainer(
             self._pool, self._bound, self.collective, model, optimizer, loss, made, schedule
         )

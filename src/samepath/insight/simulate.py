@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samepath.errors import UserError
+from samepath.plan import grain_size_asked
 from samepath.timing.links import Cluster, check_cluster, find_cluster
 from samepath.timing.measured import MeasuredStep, read_measured
 from samepath.timing.model import (
@@ -54,6 +55,7 @@ class SimulationRequest:
     keep: str | None = None
     batch_size: int | None = None
     grain_size: int | None = None
+    max_workers: int | None = None
     threads: int | None = None
     """Of each worker, when a recipe is measured."""
     seconds: float = 30.0
@@ -125,7 +127,9 @@ def run_simulation(request: SimulationRequest, tell: Callable[[str], None]) -> S
             f"--stragglers {request.stragglers:g}: give a number from 0 on, such as 0.1"
         )
     measured = find_measured(request, tell)
-    workload = workload_from(measured, batch_size=request.batch_size, grain_size=request.grain_size)
+    size = request.batch_size or measured.batch_size
+    grain = grain_size_asked(size, request.grain_size, request.max_workers)
+    workload = workload_from(measured, batch_size=request.batch_size, grain_size=grain)
     workload = replace(workload, spread=replace(workload.spread, worker=request.stragglers))
     workers = sorted(set(request.workers)) or default_workers(workload, request.scaling)
     return Simulation(
@@ -200,7 +204,10 @@ def find_measured(request: SimulationRequest, tell: Callable[[str], None]) -> Me
     found = find_recipe(request.source, request.data, request.keep, threads=request.threads or 1)
     if request.profile is None:
         asked = Overrides(
-            batch_size=request.batch_size, grain_size=request.grain_size, threads=request.threads
+            batch_size=request.batch_size,
+            grain_size=request.grain_size,
+            max_workers=request.max_workers,
+            threads=request.threads,
         )
         return measure_step(resolve(found, asked), seconds=request.seconds, tell=tell)
     measured = read_measured(request.profile)

@@ -1,7 +1,14 @@
 """Pure arithmetic, no torch: which examples, which grains, which worker, in which order to add."""
 
 from samepath.plan.assignment import assign
-from samepath.plan.order import Batch, Plan, count_steps, epoch_order
+from samepath.plan.order import (
+    Batch,
+    Plan,
+    count_steps,
+    epoch_order,
+    grain_size_asked,
+    grain_size_for,
+)
 from samepath.plan.shares import Division, divide
 from samepath.plan.tree import Reduction, bucket_bytes, reduction, whole_bytes
 
@@ -15,6 +22,8 @@ __all__ = [
     "count_steps",
     "divide",
     "epoch_order",
+    "grain_size_asked",
+    "grain_size_for",
     "reduction",
     "whole_bytes",
 ]

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.errors import UserError
 from samepath.keys import key, keys_for
 
 
@@ -29,6 +30,32 @@ def count_steps(num_examples: int, batch_size: int, *, drop_last: bool) -> int:
     """Number of batches in one epoch."""
     whole, left = divmod(num_examples, batch_size)
     return whole + (left > 0 and not drop_last)
+
+
+def grain_size_for(batch_size: int, max_workers: int) -> int:
+    """The largest grain that lets so many workers share a batch: at most an even share (rounded
+    up), for with larger ones some would have next to nothing to do."""
+    if not 1 <= max_workers <= batch_size:
+        raise UserError(
+            f"max_workers is {max_workers}, and a batch has {batch_size} "
+            f"{'example' if batch_size == 1 else 'examples'}; give a number from 1 to {batch_size}"
+        )
+    even = -(-batch_size // max_workers)
+    return even if -(-batch_size // even) >= max_workers else even - 1
+
+
+def grain_size_asked(
+    batch_size: int, grain_size: int | None, max_workers: int | None
+) -> int | None:
+    """The grain size that --grain or --max-workers asks for; None: neither does."""
+    if max_workers is None:
+        return grain_size
+    if grain_size is not None:
+        raise UserError(
+            f"--grain {grain_size} and --max-workers {max_workers}: each decides the grain size; "
+            "give one of the two"
+        )
+    return grain_size_for(batch_size, max_workers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,15 +121,12 @@ def _note(advice: Advice, curve: ScalingCurve) -> str:
 def _grain(advice: Advice, curve: ScalingCurve) -> str:
     """Say which grain size to use, and why."""
     best = workers_named([curve.best])
-    if curve.grain_gain > 0.0:
-        return (
-            f"Use --grain {curve.grain_size}: with {best} it saves {curve.grain_gain:.0%} of a "
-            "step (and changes the path by rounding)."
-        )
+    if curve.gain_words:
+        return f"{sentence(curve.gain_words)}; it changes the path by rounding."
     if advice.grain_fixed:
         return f"Keep grains of {curve.grain_size}: the model normalises over each."
     if curve.grain_size != advice.grain_size:
-        return f"Use --grain {curve.grain_size}: {best} need that many grains in a batch."
+        return f"Use --max-workers {curve.max_workers}: {best} need that many grains in a batch."
     return f"Keep grains of {curve.grain_size}: no size that was timed is quicker with {best}."
 
 

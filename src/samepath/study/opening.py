@@ -57,6 +57,7 @@ class StudyRequest:
     network: str = "1GbE"
     batch_size: int | None = None
     grain_size: int | None = None
+    max_workers: int | None = None
     patience: int = PATIENCE
     """A run ends when its validation loss has not moved for so many epochs."""
     out: Path | None = None
@@ -108,6 +109,7 @@ def look_into(request: StudyRequest) -> Opened:
         epochs=request.max_epochs,
         batch_size=request.batch_size,
         grain_size=request.grain_size,
+        max_workers=request.max_workers,
         patience=request.patience,
         target="none",
     )

@@ -65,6 +65,8 @@ class MeasuredStep:
     row_bytes: tuple[float, ...] = ()
     """By gradient: bytes for each example of the rows that samepath sends in its place, where they
     are fewer (gradient factors); 0 where it has none. Empty: no gradient has."""
+    coarsest_step_seconds: dict[str, float] | None = None
+    """As `step_seconds`, in the largest grains that so many workers can share; None: not timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,7 @@ def _check(found: MeasuredStep) -> None:
     """Raise unless the numbers are such as a measurement gives."""
     links = (found.local, found.network)
     positive = [*found.step_seconds.values(), *found.crowding.values()]
+    positive += (found.coarsest_step_seconds or {}).values()
     positive += [time for times in found.grain_times.values() for time in times]
     positive += [link.bytes_per_second for link in links]
     if not all(0.0 < value < math.inf for value in positive):

@@ -44,7 +44,7 @@ from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError
 from samepath.owners import owned_folder
-from samepath.plan import Reduction, bucket_bytes, reduction
+from samepath.plan import Reduction, bucket_bytes, grain_size_for, reduction
 from samepath.recipe import Recipe
 from samepath.timing.links import HERE, NetworkFacts, Sample, link_of, traffic
 from samepath.timing.measured import ClockFacts, MeasuredStep, step_key
@@ -524,6 +524,8 @@ def measure_step(options: Options, *, seconds: float = 30.0, tell: Tell) -> Meas
     for workers in counts:
         alone = sizes_to_time(options, fixed=fixed) if workers == counts[0] else ()
         turns = turns_for(options, workers, alone, fixed=fixed)
+        if not fixed and turns[-1].how == "together":
+            turns = tuple(dict.fromkeys((*turns, coarsest_step(options, workers))))
         apart[workers] = run_turns(
             options,
             workers,
@@ -576,6 +578,12 @@ def assemble(options: Options, apart: Mapping[int, Launched]) -> MeasuredStep:
         buffer_bytes=sum(
             b.numel() * b.element_size() for b in model.buffers() if b.is_floating_point()
         ),
+        coarsest_step_seconds={
+            str(workers): statistics.median(found)
+            for workers, launched in apart.items()
+            if workers <= options.batch_size
+            if (found := launched.steps_of(coarsest_step(options, workers)))
+        },
     )
 
 
@@ -587,12 +595,14 @@ def side_by_side_counts(cores: int) -> list[int]:
 
 
 def sizes_to_time(options: Options, *, fixed: bool) -> list[int]:
-    """Grain sizes: powers of two up to the recipe's, that one, and its doubles up to the batch."""
-    sizes = [options.grain_size]
-    while not fixed and 2 * sizes[-1] <= options.batch_size:
-        sizes.append(2 * sizes[-1])
-    smaller = [] if fixed else [1 << power for power in range((sizes[0] - 1).bit_length())]
-    return smaller + sizes
+    """Grain sizes: powers of two up to the recipe's, that one, and those that let 1, 2, 4, ...
+    workers share a batch."""
+    batch, own = options.batch_size, options.grain_size
+    if fixed:
+        return [own]
+    smaller = [1 << power for power in range((own - 1).bit_length())]
+    fewer = [1 << power for power in range((options.plan.num_grains - 1).bit_length())]
+    return sorted({*smaller, own, *(grain_size_for(batch, most) for most in fewer)})
 
 
 def turns_for(
@@ -623,6 +633,12 @@ def whole_step(options: Options, batch: int, workers: int, *, fixed: bool) -> Tu
     grain = options.grain_size
     size = grain_size_at(batch_size=batch, workers=workers, grain_size=grain, grain_fixed=fixed)
     return Turn("together" if workers > 1 else "alone", batch, size)
+
+
+def coarsest_step(options: Options, workers: int) -> Turn:
+    """The step of a batch in the largest grains that so many workers can share."""
+    batch = options.batch_size
+    return Turn("together", batch, grain_size_for(batch, workers))
 
 
 def shared_seconds(turns: Sequence[Turn], seconds: float, grain_size: int) -> dict[Turn, float]:

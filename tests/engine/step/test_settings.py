@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"batch_size": 0}, "batch_size is 0; it must be a whole number, at least 1"),
     "half a batch": ({"batch_size": 6.5}, "batch_size is 6.5"),
     "grain": ({"grain_size": 0}, "grain_size is 0; it must be a whole number, at least 1"),
+    "both": (
+        {"max_workers": 2},
+        "grain_size is 2, but max_workers is 2, which is a grain_size of 3; give one of the two",
+    ),
+    "more than examples": (
+        {"max_workers": 7, "grain_size": None},
+        "max_workers is 7, and a batch has 6 examples; give a number from 1 to 6",
+    ),
+    "no worker": ({"max_workers": 0}, "max_workers is 0; it must be a whole number, at least 1"),
+    "half a worker": ({"max_workers": 1.5}, "max_workers is 1.5; it must be a whole number"),
     "drop_last": ({"drop_last": "yes"}, "drop_last is 'yes'; use True or False"),
 }
 
@@ -69,6 +80,48 @@ def test_nonsense_is_refused_in_own_loops_and_recipes(what: str, session: Sessio
             epochs=1,
             **(sane | settings),
         )
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "size"),
+    [
+        (6, {"max_workers": 3}, 2),
+        (6, {"max_workers": 1}, 6),
+        (7, {"max_workers": 4}, 2),
+        (9, {"max_workers": 4}, 2),
+        (128, {"max_workers": np.int64(4)}, 32),
+        (128, {}, 16),
+        (6, {}, 1),
+        (128, {"grain_size": 128}, 128),
+    ],
+)
+def test_the_grain_of_the_most_workers(
+    batch: int, given: dict[str, Any], size: int, session: Session
+) -> None:
+    trainer = prepare(session, batch_size=batch, **{"grain_size": None, **given})
+    assert trainer.settings.grain_size == size
+    found = Recipe(
+        model=lambda: nn.Linear(4, 2),
+        train=DATA,
+        loss=loss,
+        optimizer=torch.optim.SGD,
+        epochs=1,
+        batch_size=batch,
+        **given,
+    )
+    assert found.grain_size == size
+    assert replace(found, epochs=2).grain_size == size
+
+
+def test_the_most_workers_is_the_grain_on_resume(session: Session, tmp_path: Path) -> None:
+    trainer = prepare(session)
+    train(trainer, 0)
+    trainer.save(tmp_path)
+    again = prepare(session, grain_size=None, max_workers=3)
+    assert again.resume(tmp_path)
+    assert again.digest() == trainer.digest()
+    with pytest.raises(UserError, match=r"cannot resume: grain_size \(was 2, now 3\)"):
+        prepare(session, grain_size=None, max_workers=2).resume(tmp_path)
 
 
 def test_names_that_there_are_none_of(session: Session) -> None:

@@ -207,18 +207,35 @@ def test_the_knee_goes_by_what_was_measured() -> None:
 
 
 def test_grains_that_save_time() -> None:
-    assert best_grain(measured(), FREE, 8) == 4  # all the same
+    def fewer(step: MeasuredStep, workers: int, *, here: bool = False) -> int | None:
+        return best_grain(step, FREE, workers, here=here)[0]
+
+    assert fewer(measured(), 4) is None  # all the same
     dear = {"1": (0.09, 0.09), "2": (0.1, 0.1), "4": (0.12, 0.12), "8": (0.16, 0.16)}
     coarse = measured(grain_times=dear)
-    assert best_grain(coarse, FREE, 1) == 8
-    assert best_grain(coarse, FREE, 4) == 8
-    assert best_grain(coarse, FREE, 8) == 4  # eight of 4 examples; of 8 there are only four
-    assert best_grain(replace(coarse, grain_fixed=True), FREE, 1) == 4
+    assert fewer(coarse, 1) == fewer(coarse, 4) == 4  # grains of 8, the largest that were timed
+    assert fewer(coarse, 8) is None  # eight of 4 examples; of 8 there are only four
+    assert fewer(coarse, 16) == 16
+    assert fewer(replace(coarse, grain_fixed=True), 1) is None
     found = ask(coarse, FREE, 4)
+    assert (found.grain_size, found.max_workers, found.gain_how) == (8, 4, "modelled")
     assert found.grain_gain > 0.2
-    assert (
-        "Use --grain 8: with 4 workers it saves" in curve_table(advice(curves=(found,)), found)[2]
-    )
+    says = f"--max-workers 4 a step of 4 workers would take about {found.grain_gain:.0%} less"
+    assert f"With {says} (modelled); it" in curve_table(advice(curves=(found,)), found)[2]
+    assert f"; with {says}" in words([found])
+
+
+def test_a_gain_that_was_measured_here_goes_before_the_model() -> None:
+    machine = find_cluster("here", here=SHARED)
+    both = {"step_seconds": {"1": 0.81, "2": 0.44}, "coarsest_step_seconds": {"2": 0.374}}
+    found = ask(measured(**both), machine, 2, end="cores", here=True)
+    assert (found.max_workers, found.grain_size, found.gain_how) == (2, 16, "measured")
+    says = "with --max-workers 2 a step of 2 workers would take about 15% less (measured)"
+    assert found.gain_words == says
+    assert ask(measured(**both), machine, 2, end="cores").max_workers is None
+    no_gain = both | {"coarsest_step_seconds": {"2": 0.436}}
+    found = ask(measured(**no_gain), machine, 2, end="cores", here=True)
+    assert (found.max_workers, found.grain_size, found.gain_words) == (None, 4, "")
 
 
 def test_workers_that_would_be_idle_are_left_out() -> None:

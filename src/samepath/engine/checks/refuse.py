@@ -155,10 +155,11 @@ def refuse_lone_example(recipe: Recipe, model: nn.Module, plan: Plan) -> None:
         size = len(plan.batch(step).examples)
         if size % plan.grain_size != 1 or not _fails(recipe, model, plan, step):
             continue
-        which, of, remedy = "every batch", "", "a batch_size that grain_size divides"
+        which, of = "every batch", ""
+        remedy = "a batch_size that grain_size divides, or another max_workers"
         if size < plan.batch_size:
             which, of = "the last batch of an epoch", f" left of {plan.num_examples} examples,"
-            remedy = "drop_last=True, or another batch_size or grain_size"
+            remedy = "drop_last=True, or another batch_size, grain_size or max_workers"
         raise UserError(
             f"the last grain of {which} has 1 example ({size}{of} in grains of {plan.grain_size}), "
             f"and the model's batch norm needs more; use {remedy}"

@@ -66,6 +66,7 @@ def make_trainer(
     settings |= {
         "batch_size": strategy.plan(0, ()).batch_size,
         "grain_size": options.grain_size,
+        "max_workers": None,
         "loader_workers": options.loader_workers,
         "drop_last": options.drop_last,
         "factors": options.factors,

@@ -29,7 +29,7 @@ from samepath.engine.run.session import too_many_workers
 from samepath.engine.step.settings import refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
-from samepath.plan import Plan, count_steps
+from samepath.plan import Plan, count_steps, grain_size_asked, grain_size_for
 from samepath.recipe import Recipe, where
 from samepath.strategies import find_strategy
 
@@ -124,6 +124,8 @@ class Overrides:
     """none: go on to the last epoch."""
     batch_size: int | None = None
     grain_size: int | None = None
+    max_workers: int | None = None
+    """In place of a grain size: the most workers that may ever take part."""
     seed: int | None = None
     threads: int | None = None
     exact: bool | None = None
@@ -194,9 +196,12 @@ def resolve(
         said_before = {n: earlier[n] for n in Overrides.__dataclass_fields__ if n in earlier}
         options = replace(options, **said_before, server=earlier.get("server", False))
         options = replace(options, factors=earlier.get("factors", "never"))
+    size = asked.batch_size or options.batch_size
+    grain = grain_size_asked(size, asked.grain_size, asked.max_workers)
+    if grain is None and earlier is None and asked.batch_size and recipe.max_workers:
+        grain = grain_size_for(size, min(recipe.max_workers, size))
     # a run of so many steps ends there, not at the recipe's number of epochs
     if "steps" in asked.said and "epochs" not in asked.said:
-        size = asked.batch_size or options.batch_size
         per_epoch = count_steps(options.num_examples, size, drop_last=options.drop_last)
         if (asked.strategy or options.strategy) != "strong":
             per_epoch = 1  # or more: it is not known here how the batch grows
@@ -206,7 +211,8 @@ def resolve(
     if "epochs" in asked.said and "steps" not in asked.said:
         options = replace(options, steps=None)
     said = asked.said | ({"target": None} if asked.target == "none" else {})
-    options = replace(options, **said)
+    said.pop("max_workers", None)
+    options = replace(options, **said | ({"grain_size": grain} if grain else {}))
     before = None  # a file that is only named by an earlier run must hold what it held
     if earlier is not None and asked.strategy is None:
         before = earlier.get("strategy_identity")

@@ -97,15 +97,17 @@ class Session:
         loss: Callable[[nn.Module, Any], Tensor],
         *,
         batch_size: int,
-        grain_size: int,
+        max_workers: int | None = None,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
         **settings: Any,
     ) -> Trainer:
         """A trainer for a model; further settings are those of `Settings`."""
         refuse_names(settings)
-        made = Settings(batch_size=batch_size, grain_size=grain_size, seed=self.seed, **settings)
+        made = Settings(batch_size=batch_size, max_workers=max_workers, seed=self.seed, **settings)
         if self.num_workers > -(-made.batch_size // made.grain_size) and made.exact:
-            raise too_many_workers(self.num_workers, made.batch_size, made.grain_size)
+            raise too_many_workers(
+                self.num_workers, made.batch_size, made.grain_size, setting="max_workers="
+            )
         refuse_plateau_by_step(schedule, made.schedule_every)
         return Trainer(self.collective, model, optimizer, loss, made, schedule)
 
@@ -129,17 +131,15 @@ class Session:
         self.close()
 
 
-def too_many_workers(num_workers: int, batch_size: int, grain_size: int) -> UserError:
+def too_many_workers(
+    num_workers: int, batch_size: int, grain_size: int, *, setting: str = "--max-workers "
+) -> UserError:
+    """More workers than grains; `setting`: how the most is said there."""
     most = -(-batch_size // grain_size)
-    smaller = max(1, (batch_size - 1) // (num_workers - 1))
-    how = (
-        f"or a grain of {smaller}"
-        if -(-batch_size // smaller) >= num_workers
-        else "or a larger batch"
-    )
+    how = f"{setting}{num_workers}" if num_workers <= batch_size else "a larger batch"
     return UserError(
         f"{num_workers} workers, but a batch of {batch_size} in grains of {grain_size} has only "
-        f"{most} {'grain' if most == 1 else 'grains'}; use at most {most} workers {how}"
+        f"{most} {'grain' if most == 1 else 'grains'}; use at most {most} workers, or {how}"
     )
 
 

@@ -235,7 +235,7 @@ def _prepare(request: VerifyRequest, threads: int) -> tuple[Recipe, Options, lis
     if len(counts) < 2:
         raise UserError(
             f"a batch of {plan.batch_size} is a single grain, so only one worker can train it; "
-            f"add --grain {max(1, plan.batch_size // 2)}"
+            "add --max-workers 2"
         )
     for count in counts:
         refuse_recipe(recipe, options, count, plan)

@@ -79,12 +79,27 @@ class ScalingCurve:
     """What keeps the next number in the table from it."""
     grain_size: int
     """The best for `best` workers."""
+    max_workers: int | None
+    """The most workers of which it is the grain size; None where it is the recipe's."""
     grain_gain: float
     """The part of the step that it saves against the recipe's; 0 where it is the recipe's."""
+    gain_how: How
+    """How `grain_gain` is known."""
     law: Law | None
     """None with fewer than three numbers of workers."""
     calibration: float
     """Modelled times are multiplied by it, so that the model's one worker is the measured one."""
+
+    @property
+    def gain_words(self) -> str:
+        """What fewer workers at most would save; empty: nothing."""
+        if self.grain_gain <= 0.0:
+            return ""
+        step = "a step" + (f" of {self.best} workers" if self.best > 1 else " of one worker")
+        return (
+            f"with --max-workers {self.max_workers} {step} would take about {self.grain_gain:.0%} "
+            f"less ({self.gain_how})"
+        )
 
     def row(self, workers: int) -> Row:
         return next(row for row in self.rows if row.workers == workers)
@@ -239,6 +254,7 @@ def _of_curve(curve: ScalingCurve, floor: float) -> str:
             f"{place} stay with one worker: {more[0].workers} would keep {more[0].efficiency:.0%} "
             f"efficiency, below {floor:.0%}, because {_COSTS[curve.limit]}"
         )
+    gain = f"; {curve.gain_words}" if curve.gain_words else ""
     row, alone = curve.row(curve.best), curve.row(1)
     nodes = f" on {row.nodes} nodes" if row.nodes not in (1, row.workers) else ""
     costs = _COSTS.get(curve.limit)
@@ -246,7 +262,7 @@ def _of_curve(curve: ScalingCurve, floor: float) -> str:
     return (
         f"{place} take {row.workers} workers{nodes}, {row.speedup:.1f} times as fast as one at "
         f"{row.efficiency:.0%} efficiency ({span(alone.training_seconds)} of training become "
-        f"{span(row.training_seconds)}; {beyond})"
+        f"{span(row.training_seconds)}; {beyond}){gain}"
     )
 
 

@@ -41,9 +41,10 @@ from samepath.insight.advise.runs import (
     range_test,
     short_runs,
 )
+from samepath.plan import grain_size_for
 from samepath.recipe import find_recipe
 from samepath.timing.links import HERE, Cluster, check_cluster, find_cluster
-from samepath.timing.measured import MeasuredStep
+from samepath.timing.measured import How, MeasuredStep
 from samepath.timing.model import (
     OURS,
     Simulated,
@@ -78,7 +79,6 @@ class AdviseRequest(Overrides):
     keep: str | None = None
     networks: tuple[str, ...] = NETWORKS
     floor: float = FLOOR
-    max_workers: int | None = None
     price_per_worker_hour: float | None = None
     minutes: float = MINUTES
     command: tuple[str, ...] = ()
@@ -166,8 +166,6 @@ def refuse(request: AdviseRequest) -> None:
         raise UserError(f"--floor {request.floor:g}: give a part of 1, such as {FLOOR:g}")
     if not LEAST_MINUTES <= request.minutes < float("inf"):
         raise UserError(f"--minutes {request.minutes:g}: give at least {LEAST_MINUTES:g}")
-    if request.max_workers is not None and request.max_workers < 1:
-        raise UserError(f"--max-workers {request.max_workers}: give at least 1")
     price = request.price_per_worker_hour
     if price is not None and not 0.0 <= price < float("inf"):
         raise UserError(f"--price {price:g}: give what a worker costs an hour, such as 0.9")
@@ -348,8 +346,7 @@ def curve(
         )
     counts = [row.workers for row in rows]
     best = max(row.workers for row in rows if row.efficiency >= request.floor)
-    size = best_grain(measured, cluster, best)
-    ours, other = (_seconds(measured, cluster, best, s) for s in (measured.grain_size, size))
+    fewer, gain, gain_how = best_grain(measured, cluster, best, here=here)
     after = [n for n in counts if n > best]
     return ScalingCurve(
         network=HERE if here else cluster.name,
@@ -359,8 +356,10 @@ def curve(
         knee=knee(counts, seconds),
         best=best,
         limit=limit(workload, cluster, found[1], found[after[0]]) if after else end,
-        grain_size=size,
-        grain_gain=1.0 - other / ours,
+        grain_size=grain_size_for(measured.batch_size, fewer) if fewer else measured.grain_size,
+        max_workers=fewer,
+        grain_gain=gain,
+        gain_how=gain_how,
         law=law(counts, [row.step_seconds for row in rows]),
         calibration=calibration,
     )
@@ -405,16 +404,33 @@ def limit(workload: Workload, cluster: Cluster, alone: Simulated, point: Simulat
     return max(parts, key=lambda part: parts[part])
 
 
-def best_grain(measured: MeasuredStep, cluster: Cluster, workers: int) -> int:
-    """Choose, of the sizes that were timed, the one with the shortest step for so many workers; the
-    recipe's own unless another saves something."""
+def best_grain(
+    measured: MeasuredStep, cluster: Cluster, workers: int, *, here: bool
+) -> tuple[int | None, float, How]:
+    """The most workers with whose grains so many have the shortest step, the part of it that is
+    saved, and how that is known; None: the recipe's own grains are as good. (With more workers than
+    those, they need a most of their own, and nothing is saved.)"""
+    batch, own = measured.batch_size, measured.grain_size
     if measured.grain_fixed:
-        return measured.grain_size
-    own = _grain_size(measured, workers)
-    sizes = {s for s in map(int, measured.grain_times) if -(-measured.batch_size // s) >= workers}
-    times = {size: _seconds(measured, cluster, workers, size) for size in sizes | {own}}
-    quickest = min(times, key=lambda size: times[size])
-    return quickest if times[quickest] < (1.0 - SAME) * times[own] else own
+        return None, 0.0, "modelled"
+    if -(-batch // own) < workers:
+        return workers, 0.0, "modelled"
+    known = measured.step_seconds.get(str(workers)) if here else None
+    coarsest = (measured.coarsest_step_seconds or {}).get(str(workers))
+    how: How = "modelled" if known is None or coarsest is None else "measured"
+    if known is not None and coarsest is not None:
+        gains = {workers: 1.0 - coarsest / known}
+    else:
+        ours = _seconds(measured, cluster, workers, own)
+        largest = max(map(int, measured.grain_times))
+        sizes = {most: grain_size_for(batch, most) for most in worker_counts(-(-batch // own))}
+        gains = {
+            most: 1.0 - _seconds(measured, cluster, workers, size) / ours
+            for most, size in sizes.items()
+            if most >= workers and own < size <= largest
+        }
+    best = max(gains, key=gains.__getitem__, default=workers)
+    return (best, gains[best], how) if gains.get(best, 0.0) > SAME else (None, 0.0, how)
 
 
 def law(workers: Sequence[int], seconds: Sequence[float]) -> Law | None:
