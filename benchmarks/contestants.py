@@ -40,9 +40,10 @@ class Job:
 
 def job(name: str) -> Job:
     """nodules, digits (both without augmentation, which DDP's loop would not have) or resnet18;
-    nodules16 is nodules in grains of 16, for those who have no more than two workers."""
-    if name == "nodules16":
-        return replace(job("nodules"), grain_size=16)
+    nodules16, digits128 and resnet32 are the same in grains for no more than two workers."""
+    for many, size in (("nodules", 16), ("digits", 128), ("resnet", 32)):
+        if name == f"{many}{size}":
+            return replace(job("resnet18" if many == "resnet" else many), grain_size=size)
     if name == "resnet18":
         made = torch.Generator().manual_seed(0)
         images = torch.randn(512, 3, 32, 32, generator=made)

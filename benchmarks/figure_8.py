@@ -38,7 +38,7 @@ POLICIES: dict[str, Policy] = {
     "static buckets, tree": STATIC,
     "queue, tree": QUEUE,
     "samepath": Buckets(),
-    "samepath, 25 MiB buckets": Buckets(bucket_bytes=25 << 20),
+    "samepath, 2 MiB buckets": Buckets(bucket_bytes=2 << 20),
 }
 
 

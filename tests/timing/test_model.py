@@ -477,6 +477,11 @@ AFTER = {"gradient_bytes": 1000, "tensor_bytes": (1000,), "tensor_ready": (1.0,)
 """One gradient, there when a grain is done: nothing of its reduction can hide."""
 
 
+def told_seconds(workers: int) -> float:
+    """Small records from all to all, beside the gradients."""
+    return (1.0 + MESSAGE_LATENCIES * (workers - 2)) * 1e-3 if workers > 1 else 0.0
+
+
 def parts(batch_size: int, workers: int, fixed: bool) -> tuple[float, float]:
     """Computing of the busiest worker, and the reduction, by hand."""
     size = 4 if fixed else min(4, -(-batch_size // workers))
@@ -485,7 +490,7 @@ def parts(batch_size: int, workers: int, fixed: bool) -> tuple[float, float]:
     runs = assign(len(sizes), min(workers, len(sizes)))
     busy = len(runs)
     cost = reduction_cost(SLOW, busy, "samepath", num_grains=len(sizes))
-    told = (busy - 1) * 1e-3  # a ring of small records, beside the gradients
+    told = told_seconds(busy)
     return max(sum(seconds[run.start : run.stop]) for run in runs), max(cost(1000), told)
 
 
@@ -507,7 +512,7 @@ def test_a_stale_step_hides_the_reduction_and_not_the_records(batch: int, worker
     cost = reduction_cost(SLOW, busy, "samepath", num_grains=size)
     clock = Clock(made_clock(**AFTER))
     found = clock.modelled(batch_size=batch, workers=workers, mode="stale")
-    told = compute + (busy - 1) * 1e-3
+    told = compute + told_seconds(busy)
     assert found == pytest.approx(0.002 + max(cost(1000), told))
 
 

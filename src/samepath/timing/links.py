@@ -304,7 +304,8 @@ class Cost(NamedTuple):
     latency_seconds: float = 0.0
     """On the way, while the next may start."""
     record_seconds: float = 0.0
-    """Of what workers tell each other at the end of a step beside: a ring of small records."""
+    """Of what workers tell each other at the end of a step beside: small records, from all to
+    all."""
     few: tuple[float, Cost] | None = None
     """What at most so many bytes cost instead."""
 
@@ -373,7 +374,9 @@ def reduction_cost(
     grains = num_grains or workers
     few = whole_bytes(reduction(grains, min(workers, grains)).num_sums)
     cost = _exchange_cost(levels, workers, traffic(workers, grains))
-    return cost._replace(few=(few, _exchange_cost(levels, workers, traffic(workers, grains, few))))
+    whole = _exchange_cost(levels, workers, traffic(workers, grains, few))
+    record = whole.fixed_seconds + whole.latency_seconds
+    return cost._replace(few=(few, whole), record_seconds=record)
 
 
 def _exchange_cost(levels: Sequence[_Passed], workers: int, sent: Traffic) -> Cost:
@@ -386,8 +389,7 @@ def _exchange_cost(levels: Sequence[_Passed], workers: int, sent: Traffic) -> Co
         outside = level.door * (workers - level.door) / (workers - 1)
         per_byte = max(per_byte, sent.gradients * outside / level.network.bytes_per_second)
     latency *= sent.rounds * (1.0 - MESSAGE_LATENCIES)  # the first of each exchange is in `fixed`
-    record = sum(level.links * level.network.latency_seconds for level in levels)
-    return Cost(fixed, per_byte, latency, record)
+    return Cost(fixed, per_byte, latency)
 
 
 def tree_seconds(cluster: Cluster, workers: int) -> float:
