@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/installed lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not alone'
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not alone'
 	$(BIN)/python -m pytest -m alone
 
 lint: $(VENV)/installed

@@ -10,6 +10,11 @@ settings.register_profile("samepath", derandomize=True, deadline=None)
 settings.load_profile("samepath")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of real processes go first: they are long, and mostly wait."""
+    items.sort(key=lambda item: item.path.parent.name not in ("faults", "parity", "docs"))
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> None:
     """The launcher's fork server runs, with torch imported."""

@@ -16,7 +16,6 @@ import pytest
 
 from samepath.engine.train import Request, train
 
-pytestmark = pytest.mark.alone
 LIMIT_SECONDS = 300
 RECIPE = Path(__file__).parents[2] / "benchmarks" / "load_recipe.py"
 MIB = 1 << 20
@@ -85,6 +84,7 @@ def test_a_file_larger_than_memory(tmp_path: Path) -> None:
     assert file.stat().st_blocks == 0, "it was not written to"
 
 
+@pytest.mark.alone
 def test_a_million_examples_cost_what_few_do(tmp_path: Path) -> None:
     load = {"batch_size": 64, "grain_size": 32}
     seconds = {}
@@ -113,6 +113,7 @@ def test_thirty_two_workers(tmp_path: Path) -> None:
         assert lines[-1]["anonymous_mib"] < 600
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_steps_without_end(num_workers: int, tmp_path: Path) -> None:
     """With evaluations and checkpoints: nothing is left behind by a step."""
