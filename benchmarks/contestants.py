@@ -1,6 +1,6 @@
-"""What is compared: three models, and four ways to take one training step with them.
+"""What is compared: three models, and five ways to take one training step with them.
 
-Everyone gets the same data in memory, the same optimizer and the same global batch. Each way is a
+All ways get the same data in memory, the same optimizer and the same global batch. Each way is a
 function that takes one step; nothing is shared between them.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -40,8 +41,8 @@ class Job:
 
 def job(name: str) -> Job:
     """nodules, digits (both without augmentation, which DDP's loop would not have) or resnet18;
-    nodules16, digits128 and resnet32 are the same in grains for no more than two workers."""
-    for many, size in (("nodules", 16), ("digits", 128), ("resnet", 32)):
+    nodules16, nodules2, digits128 and resnet32 are the same in other grains."""
+    for many, size in (("nodules", 16), ("nodules", 2), ("digits", 128), ("resnet", 32)):
         if name == f"{many}{size}":
             return replace(job("resnet18" if many == "resnet" else many), grain_size=size)
     if name == "resnet18":
@@ -68,13 +69,13 @@ def job(name: str) -> Job:
 
 
 def samepath_step(
-    the_job: Job, collective: Collective, *, exact: bool = True, grain: int | None = None
+    the_job: Job, collective: Collective, *, grain: int | None = None, **asked: Any
 ) -> Step:
     """samepath's trainer."""
     torch.manual_seed(0)
     model = the_job.model()
     settings = Settings(
-        batch_size=the_job.batch_size, grain_size=grain or the_job.grain_size, exact=exact
+        batch_size=the_job.batch_size, grain_size=grain or the_job.grain_size, **asked
     )
     optimizer = the_job.optimizer(model.parameters())
     trainer = Trainer(collective, model, optimizer, the_job.loss, settings)
@@ -87,20 +88,44 @@ def samepath_step(
 
 
 def plain_step(the_job: Job) -> Step:
-    """The loop everyone writes, the whole batch at once."""
-    return _loop(the_job, the_job.model, 0, 1)
+    """The loop that people write, the whole batch at once."""
+    return _loop(the_job, the_job.model)
 
 
-def ddp_step(the_job: Job, worker: int, num_workers: int) -> Step:
+def ddp_step(the_job: Job) -> Step:
     """DistributedDataParallel, an even share per worker."""
+    dist.init_process_group("gloo")
 
     def wrapped() -> nn.Module:
         return DistributedDataParallel(the_job.model(), gradient_as_bucket_view=True)
 
-    return _loop(the_job, wrapped, worker, num_workers)
+    return _loop(the_job, wrapped)
 
 
-def _loop(the_job: Job, make: Callable[[], nn.Module], worker: int, num_workers: int) -> Step:
+def all_reduce_step(the_job: Job) -> Step:
+    """gloo by hand: the gradient is added in one piece, after the backward pass."""
+    dist.init_process_group("gloo")
+
+    def add(model: nn.Module) -> None:
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for gradient, part in zip(
+            gradients, flat.split([g.numel() for g in gradients]), strict=True
+        ):
+            gradient.copy_(part.view_as(gradient))
+
+    return _loop(the_job, the_job.model, add)
+
+
+def _loop(
+    the_job: Job,
+    make: Callable[[], nn.Module],
+    reduce: Callable[[nn.Module], None] | None = None,
+) -> Step:
+    in_group = dist.is_initialized()
+    worker, num_workers = (dist.get_rank(), dist.get_world_size()) if in_group else (0, 1)
     torch.manual_seed(0)
     model = make()
     optimizer = the_job.optimizer(model.parameters())
@@ -117,6 +142,8 @@ def _loop(the_job: Job, make: Callable[[], nn.Module], worker: int, num_workers:
         optimizer.zero_grad(set_to_none=True)
         loss = the_job.loss(model, grain[0] if source._single else grain)
         loss.backward()
+        if reduce is not None:
+            reduce(model)
         optimizer.step()
         loss.item()  # people look at the loss
 

@@ -1,8 +1,8 @@
 """Gahlot et al. 2020, figure 8, modelled: ResNet-50, weak scaling on Summit, to 1536 workers.
 
 Static buckets against Horovod's queue, both around NCCL's tree; and our own buckets, whose messages
-go from everybody to everybody. Everything is modelled; the step's 80 ms and the coordinator's time
-for an announcement are assumed. Prints a table, writes JSON and a figure.
+go from every worker to every other. Everything is modelled; the step's 80 ms and the coordinator's
+time for an announcement are assumed. Prints a table, writes JSON and a figure.
 
     python benchmarks/figure_8.py FOLDER
 """
@@ -10,9 +10,11 @@ for an announcement are assumed. Prints a table, writes JSON and a figure.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import NormalDist
 
 from samepath.timing.links import CLUSTERS
 from samepath.timing.model import (
@@ -21,7 +23,6 @@ from samepath.timing.model import (
     Policy,
     Queue,
     Simulated,
-    TimeSpread,
     Workload,
     simulate,
 )
@@ -45,6 +46,13 @@ POLICIES: dict[str, Policy] = {
 def assumed_ready(num_tensors: int) -> tuple[float, ...]:
     """Ready times where none were measured: evenly over the backward pass."""
     return tuple(FORWARD + (1 - FORWARD) * (i + 1) / num_tensors for i in range(num_tensors))
+
+
+def lognormal(deviation: float, number: int = 20_000) -> tuple[float, ...]:
+    """Factors of a lognormal distribution with median 1, evenly over its quantiles."""
+    normal = NormalDist()
+    quantiles = ((place + 0.5) / number for place in range(number))
+    return tuple(math.exp(deviation * normal.inv_cdf(quantile)) for quantile in quantiles)
 
 
 def resnet50() -> list[int]:
@@ -82,7 +90,7 @@ def on_summit(
         serial_seconds=2e-3,
         tensor_bytes=backward,
         tensor_ready=assumed_ready(len(backward)),
-        spread=TimeSpread(grain=0.02),
+        grain_factors=lognormal(0.02),
     )
     machine = CLUSTERS["summit"]
     return simulate(workload, machine, workers, policy=policy, scaling="weak", trials=100)
@@ -98,7 +106,7 @@ def main(folder: Path) -> None:
     content = {name: [asdict(point) for point in points] for name, points in curves.items()}
     (HERE / "results" / "figure_8.json").write_text(json.dumps(content, indent=1) + "\n")
     title = "ResNet-50, 128 images for each worker, Summit: simulated"
-    draw_simulated_scaling(title, curves, [], folder / "simulated_scaling.png")
+    draw_simulated_scaling(title, curves, {}, folder / "simulated_scaling.png")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
 import platform
 import statistics
 import sys
@@ -32,6 +33,7 @@ from rich.table import Table
 
 import namespaces
 from about import commit
+from samepath.engine.comm.environment import read_place
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.session import start
@@ -44,9 +46,9 @@ from samepath.timing.stopwatch import (
     MOST_REDUCTIONS,
     TimingJob,
     Turn,
+    all_turns,
     assemble,
     normalises_over_grains,
-    read_turns,
     run_turns,
     shared_seconds,
     sizes_to_time,
@@ -83,7 +85,8 @@ def timed(recipe: str, link: str, seconds: float) -> MeasuredStep:
         with tempfile.TemporaryDirectory() as folder, namespaces.machines(2, rate=RATE) as names:
             request = {"recipe": recipe, "folder": folder, **how}
             namespaces.run_on(names, Path(__file__), request)
-            found = read_turns(Path(folder), turns, 2)
+            files = [Path(folder) / str(worker) for worker in range(2)]
+            found = all_turns([pickle.loads(file.read_bytes()) for file in files], turns)
     else:
         found = run_turns(options, 2, turns, link="network" if link == LOOPBACK else "auto", **how)
     return assemble(options, {2: found})
@@ -94,7 +97,8 @@ def on_a_machine(request: dict[str, Any]) -> None:
     options = options_of(request.pop("recipe"))
     folder = Path(request.pop("folder"))
     turns = everything(options, request["asked_seconds"])
-    time_on_worker(TimingJob(options=options, turns=turns, folder=folder, **request))
+    found = time_on_worker(TimingJob(options=options, turns=turns, **request))
+    (folder / str(read_place(os.environ).worker)).write_bytes(pickle.dumps(found))
     print("{}")
 
 

@@ -20,16 +20,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from about import commit
 from contestants import Step
-from engine import Times, alternate
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.session import Session, start
 from samepath.engine.run.trainer import Trainer
@@ -42,6 +43,8 @@ WARM_UP = FIRST + EVERY
 """Steps before anything is timed: grains are spread anew once, and that is judged."""
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 FOLLOWING, EVEN = "following speeds", "even"
+BLOCK_SECONDS = 2.0
+Times = dict[str, list[float]]
 
 
 def work(cores: list[int], data: str | None, grain: int, rounds: int, out: str) -> None:
@@ -67,6 +70,32 @@ def measure(session: Session, data: str | None, grain: int, rounds: int) -> dict
     costs = made[FOLLOWING][0].balance.costs
     runs = assign(-(-recipe.batch_size // grain), session.num_workers, costs)
     return {"seconds": times, "same bits": same_bits, "grains": [len(run) for run in runs]}
+
+
+def alternate(session: Session, ways: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds per step of each way: blocks of steps in alternating order, the first one dropped."""
+    times: Times = {name: [] for name in ways}
+    blocks = dict.fromkeys(ways, 1)
+    for number in range(rounds + 1):
+        names = list(ways)[::-1] if number % 2 else list(ways)
+        for name in names:
+            step = ways[name]
+            _share(session, 0.0)  # all begin together
+            began = time.perf_counter()
+            for _ in range(blocks[name]):
+                step()
+            mine = (time.perf_counter() - began) / blocks[name]
+            slowest = max(_share(session, mine))
+            if number:  # the first round warms up and sets the block length
+                times[name].append(slowest)
+            else:
+                blocks[name] = max(1, round(BLOCK_SECONDS / slowest))
+    return times
+
+
+def _share(session: Session, value: float) -> list[float]:
+    records = session.collective.gather(np.array([value]).view(np.uint8))
+    return [float(record.view(np.float64)[0]) for record in records]
 
 
 def contestant(

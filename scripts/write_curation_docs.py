@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from doc_figures import place_figure
 from samepath.curation.compare import from_json
 from samepath.report.curation import classes_table, comparison_table
 from samepath.report.page import markdown
@@ -111,7 +111,7 @@ def main(curated18: Path, curated34: Path, compared: Path) -> None:
     for name in ("map", "classes", "dropped"):
         picture = Image.open(curated18 / f"{name}.png").convert("RGB")
         picture.quantize(256).save(images / f"curation_{name}.png", optimize=True)
-    shutil.copy(compared / "comparison.png", images / "curation_comparison.png")
+    place_figure(compared / "comparison.svg", "curation_comparison")
     content = (compared / "comparison.json").read_text()
     content = re.sub(r'"/[^"]*/([^"/]+)"', r'"\1"', content)  # where it lay here says nothing
     (ROOT / "benchmarks" / "results" / "curation_comparison.json").write_text(content)

@@ -2,9 +2,9 @@
 
     python scripts/write_insight_docs.py [ADVICE CURVATURE PROFILE FIGURE-8]
 
-In: benchmarks/results/*.json of advise, noise_scale, curvature, profile_engines, simulate and
-figure_8; and, to renew the figures, the folder of benchmarks/advise.py --folders, that of
-benchmarks/curvature.py, a profile's and that of benchmarks/figure_8.py. Out: tables between the
+In: benchmarks/results/*.json of advise, noise_scale, critical_batch, curvature, profile_engines,
+simulate and figure_8; and, to renew the figures, the folder of benchmarks/advise.py --folders, that
+of benchmarks/curvature.py, a profile's and that of benchmarks/figure_8.py. Out: tables between the
 page's markers, and figures in docs/images.
 The words around them are written by hand and must be read again.
 """
@@ -12,12 +12,14 @@ The words around them are written by hand and must be read again.
 from __future__ import annotations
 
 import json
-import shutil
+import math
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from doc_figures import place_figure
 from samepath.report.page import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +61,8 @@ def truth() -> str:
 
 def verdicts() -> str:
     return "\n".join(
-        f"- **{recipe}** ({found['took_seconds']['all_seconds']:.0f} s): {found['verdict']}"
+        f"- **{recipe}** ({found['took_seconds']['all_seconds']:.0f} s): "
+        f"{' '.join(found['verdict'].splitlines())}"
         for recipe, found in read("advise").items()
         if recipe != "about"
     )
@@ -160,7 +163,55 @@ def scaling() -> str:
     return markdown(rows)
 
 
+def critical() -> str:
+    """The critical batch by branches, and what the noise scale says."""
+    rows: list[list[str]] = []
+    for job, found in read("critical_batch").items():
+        if job == "about":
+            continue
+        measured = found["measured_batch"]
+        ratios: dict[int, list[float]] = {}
+        for branch in measured["branches"]:
+            ratio = branch["ratio"]
+            ratios.setdefault(branch["batch_size"], []).append(math.inf if ratio is None else ratio)
+        base, *larger = sorted(ratios)
+        times = {size // base: statistics.median(ratios[size]) for size in larger}
+        if not rows:
+            head = ["recipe", "after epoch", "batch", "critical batch", "fitted B_crit"]
+            rows = [[*head, "noise scale says", *(f"{n} times" for n in times)]]
+        rows.append(
+            [
+                job.rpartition("-")[0],
+                str(measured["base_epochs"]),
+                str(base),
+                _range(measured["critical"], measured["low"], measured["high"]),
+                _range(*(measured[f"fitted{end}"] for end in ("", "_low", "_high"))),
+                _noise(measured["noise_low"], measured["noise_high"]),
+                *("never" if math.isinf(t) else f"{t:.2f}" for t in times.values()),
+            ]
+        )
+    return markdown(rows)
+
+
+def _range(middle: float | None, low: float | None, high: float | str | None) -> str:
+    if middle is None:
+        return "not known"
+    if low is None:
+        return f"{middle:.0f}"
+    if high is None or math.isinf(float(high)):
+        return f"{middle:.0f} (at least {low:.0f})"
+    return f"{middle:.0f} ({low:.0f} to {float(high):.0f})"
+
+
+def _noise(low: float | None, high: float | str | None) -> str:
+    if low is None or high is None:
+        return "not known"
+    ends = [f"{x:.0f}" if x >= 10 else f"{x:.2g}" for x in (low, float(high))]
+    return f"at least {ends[0]}" if math.isinf(float(high)) else " to ".join(ends)
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "critical": critical,
     "verdicts": verdicts,
     "truth": truth,
     "noise": noise,
@@ -181,17 +232,17 @@ def render(text: str) -> str:
     return text
 
 
-def copy_figures(advice: Path, curvature: Path, profile: Path, simulation: Path) -> None:
+def place_figures(advice: Path, curvature: Path, profile: Path, simulation: Path) -> None:
     for recipe in ("nodules", "digits", "cifar10"):
-        shutil.copy(advice / recipe / "advice.png", IMAGES / f"advise_{recipe}.png")
-    for name in ("spectrum", "lines", "planes"):
-        shutil.copy(curvature / f"{name}.png", IMAGES / f"curvature_{name}.png")
-    shutil.copy(profile / "profile.png", IMAGES / "profile_engines.png")
-    shutil.copy(simulation / "simulated_scaling.png", IMAGES / "simulated_scaling.png")
+        place_figure(advice / recipe / "advice.svg", f"advise_{recipe}")
+    for name in ("spectrum.svg", "lines.svg", "planes.png"):
+        place_figure(curvature / name, f"curvature_{Path(name).stem}")
+    place_figure(profile / "profile.png", "profile_engines")
+    place_figure(simulation / "simulated_scaling.png", "simulated_scaling")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        copy_figures(*map(Path, sys.argv[1:]))
+        place_figures(*map(Path, sys.argv[1:]))
     page = ROOT / "docs" / "advise.md"
     page.write_text(render(page.read_text()))

@@ -1,8 +1,9 @@
-"""Bring docs/study.md up to date with two studies of nodules-small.
+"""Bring docs/study.md up to date with studies of nodules-small.
 
     python scripts/write_study_docs.py STUDY-AT-THE-RECIPE'S-RATE STUDY-AT-THE-LARGEST-RATE
+    python scripts/write_study_docs.py --tuned STUDY
 
-In: the folders of two finished studies. Out: the tables between the page's markers, the figures in
+In: the folders of finished studies. Out: the tables between the page's markers, the figures in
 docs/images, and what every run came to in benchmarks/results. The words around them are written by
 hand and must be read again.
 """
@@ -14,11 +15,13 @@ import shutil
 import sys
 from pathlib import Path
 
+from doc_figures import place_figure
 from samepath.report.page import markdown
 from samepath.report.study import (
     efficiency_table,
     predictions_table,
     rates_table,
+    summary_table,
     time_table,
 )
 from samepath.report.words import base_name
@@ -75,26 +78,53 @@ def tables(name: str, study: Study) -> dict[str, str]:
     return found
 
 
+def put_in_place(text: str, marker: str, content: str) -> str:
+    """A page's text with what is between a marker and its end replaced."""
+    before, begin, rest = text.partition(f"<!-- {marker} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not begin or not end:
+        print(f"{marker} has no place in the page", file=sys.stderr)
+        return text
+    return before + begin + content + end + after
+
+
 def main(recipe_rate: Path, largest_rate: Path) -> None:
     page = ROOT / "docs" / "study.md"
     text = page.read_text()
     for name, folder in (("recipe", recipe_rate), ("largest", largest_rate)):
         for marker, content in tables(name, load(folder)).items():
-            before, begin, rest = text.partition(f"<!-- {marker} -->\n")
-            _, end, after = rest.partition("<!-- end -->")
-            if not begin or not end:
-                print(f"{marker} has no place in {page}", file=sys.stderr)
-                continue
-            text = before + begin + content + end + after
-        for figure in FIGURES:
-            if f"study_{name}_{figure}.png" in text:
-                target = ROOT / "docs" / "images" / f"study_{name}_{figure}.png"
-                shutil.copy(folder / f"{figure}.png", target)
+            text = put_in_place(text, marker, content)
         results = ROOT / "benchmarks" / "results"
         shutil.copy(folder / "study.csv", results / f"study_nodules_small_{name}.csv")
         shutil.copy(folder / "clock.json", results / f"study_nodules_small_{name}_clock.json")
     page.write_text(text)
+    for name, folder in (("recipe", recipe_rate), ("largest", largest_rate)):
+        for figure in FIGURES:
+            if f"images/study_{name}_{figure}." in text:
+                place_figure(folder / f"{figure}.svg", f"study_{name}_{figure}", ROOT)
+
+
+def write_tuned(folder: Path) -> None:
+    """The tuned part of the page."""
+    study, page = load(folder), ROOT / "docs" / "study.md"
+    figures = ("time_to_target", "time_to_target_prescribed")
+    pictures = [f"![{name.replace('_', ' ')}](images/study_tuned_{name}.svg)" for name in figures]
+    text = page.read_text()
+    for marker, content in {
+        "tuned-verdict": f"> {study.verdict}\n\n" + "\n".join(pictures) + "\n",
+        "tuned-times": markdown(summary_table(study)),
+        "tuned-efficiency": markdown(efficiency_table(study, study.strategies)),
+    }.items():
+        text = put_in_place(text, marker, content)
+    page.write_text(text)
+    for name in figures:
+        place_figure(folder / f"{name}.svg", f"study_tuned_{name}", ROOT)
+    results = ROOT / "benchmarks" / "results"
+    shutil.copy(folder / "study.csv", results / "study_nodules_small_tuned.csv")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1] == "--tuned":
+        write_tuned(Path(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -13,6 +16,14 @@ settings.load_profile("samepath")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of real processes go first: they are long, and mostly wait."""
     items.sort(key=lambda item: item.path.parent.name not in ("faults", "parity", "docs"))
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_stays_what_it_was() -> Iterator[None]:
+    """A test that changes what SIGINT does, by an import of a library too, changes later tests."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,12 +97,53 @@ def test_columns_of_numbers_stand_on_the_right(capsys: Captured) -> None:
     ]
 
 
+def test_lines_say_how_much_time_is_left(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    watcher = LiveWatcher()
+    watcher.progress("map", 50, 750)
+    clock[0] += 60
+    watcher.progress("map", 250, 750)
+    clock[0] += 6000
+    watcher.progress("map", 450, 750)
+    assert capsys.readouterr().err.splitlines() == [
+        "samepath: map: 250 of 750, about 2 min left",
+        "samepath: map: 450 of 750, about 76 min left",
+    ]
+
+
+def test_a_piped_table_is_as_wide_as_it_must_be(capsys: Captured) -> None:
+    head = [f"a column of many words {number}" for number in range(12)]
+    print_table([head, ["2.5 (given)"] * 12, ["sampled out"] * 12])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert [lines[1].count("2.5 (given)"), lines[2].count("sampled out")] == [12, 12]
+
+
 def test_a_report_is_not_broken_into_lines(capsys: Captured) -> None:
     page = Path("/a/" + "long/" * 60 + "page.html")
     print_report([("Title", [["a"], ["1"]], "a note")], "verdict " * 30, page)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "Title"
     assert lines[3:] == ["a note", "", "verdict " * 30, f"report: {page}"]
+
+
+def test_no_word_is_broken_on_a_narrow_terminal(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns that do not fit come below, with the first one again; paragraphs break at spaces."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    names = ["runs/digits-batch-32", "runs/digits-batch-1024"]
+    print_table([["", *names], ["top eigenvalue", "12.345", "6.789"], ["trace", "1", "2"]])
+    words = "the gap goes along with sharpness, as was found of large batches"
+    print_report([("Sharpness", [["a"], ["1"]], words)], words, Path("page.html"))
+    out = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 40, out
+    for word in (*names, "12.345", "6.789", *words.split()):
+        assert word in out.split(), word
+    assert out.split().count("trace") == 2
 
 
 def test_counts_in_words() -> None:
@@ -118,3 +162,36 @@ def test_a_wait_has_a_limit_and_is_mentioned(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(WaitedTooLong, match="waited 0 s for the leader"):
         wait()
     assert told == ["waiting for the leader"]
+
+
+LONG = """
+import hashlib, os, signal, threading, time
+from samepath.console import stops_at_once
+def interrupt():
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+with stops_at_once():
+    pass
+with stops_at_once():
+    threading.Thread(target=interrupt).start()
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 200_000_000)
+"""
+
+
+def test_a_library_that_computes_for_minutes_is_interrupted() -> None:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr == f"samepath: {console.CONTINUE}\n"
+    assert time.monotonic() - began < 30, "it would take minutes"
+
+
+def test_an_interrupt_that_is_noticed_is_left_alone() -> None:
+    def interrupted() -> None:
+        with console.stops_at_once():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert signal.set_wakeup_fd(-1) == -1, "as it was before"

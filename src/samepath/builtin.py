@@ -18,6 +18,16 @@ BUILT_IN: dict[str, tuple[str, str, str]] = {
         "nodules_small",
         "the same, sized for a demo: an epoch takes about two seconds on two cores",
     ),
+    "nodules-classifier": (
+        "samepath.recipes.nodules.classifier",
+        "nodules_classifier",
+        "a small 3-D ResNet: benign or malignant (`samepath worth` tries new nodules on it)",
+    ),
+    "nodules-ct": (
+        "samepath.recipes.nodules.ct",
+        "nodules_ct",
+        "nodules of CT cubes with masks (--data), to generate more of them in their surroundings",
+    ),
     "cifar10": (
         "samepath.recipes.cifar10",
         "cifar10",

@@ -11,14 +11,17 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 import signal
 import sys
+import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from samepath.errors import SamepathError
 
@@ -44,6 +47,11 @@ def say(text: object) -> None:
 def count(number: int, noun: str) -> str:
     """'1 step', '1,200 steps'."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def sentence(text: str) -> str:
+    """The text with its first letter as a capital."""
+    return text[:1].upper() + text[1:]
 
 
 # ---------------------------------------------------------------- a terminal that is closed
@@ -114,6 +122,49 @@ class Patience:
         time.sleep(POLL_SECONDS)
 
 
+# ---------------------------------------------------------------- Ctrl-C
+
+STOP_SECONDS = 1.5
+"""What a computation may take to notice a Ctrl-C."""
+CONTINUE = "stopped; the same command goes on from here"
+
+
+@contextmanager
+def stops_at_once() -> Iterator[None]:
+    """Let a Ctrl-C end this process in two seconds while the block runs, whatever it computes.
+
+    Python notices a signal between two of its own instructions, and a call into a library may take
+    a minute. A thread hears of it at once, and where nothing has come of it after STOP_SECONDS, it
+    ends the process. For blocks without workers, which write nothing but whole files.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ends, begins = os.pipe()
+    os.set_blocking(begins, False)
+    before = signal.set_wakeup_fd(begins, warn_on_full_buffer=False)
+    over = threading.Event()
+    listener = threading.Thread(target=_end_on_interrupt, args=(ends, over), daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(begins)  # which ends the thread's wait
+        listener.join()
+        os.close(ends)
+
+
+def _end_on_interrupt(ends: int, over: threading.Event) -> None:
+    while received := os.read(ends, 1):
+        if received[0] == signal.SIGINT and not over.wait(STOP_SECONDS):
+            if sys.stderr.isatty():
+                os.write(2, b"\x1b[?25h")  # a progress bar hides the cursor
+            say(CONTINUE)
+            os._exit(128 + signal.SIGINT)
+
+
 # ---------------------------------------------------------------- progress
 
 
@@ -143,9 +194,27 @@ class SilentWatcher(Watcher):
 @dataclass
 class _Part:
     bar: TaskID | None
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
+    first: float = 0.0
+    """What was done when it began: a part may go on where it was."""
     done: float = 0.0
     total: float | None = None
+
+
+def _time_left(part: _Part) -> str:
+    """ ", about 2 min left", by what is done; nothing where that cannot be told."""
+    if not part.total or part.done <= part.first or part.done >= part.total:
+        return ""
+    gone = time.monotonic() - part.began
+    seconds = gone * (part.total - part.done) / (part.done - part.first)
+    return f", about {_duration(seconds)} left" if seconds >= 1 else ""
+
+
+def _duration(seconds: float) -> str:
+    """'40 s', '3 min', '2.5 h'."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class LiveWatcher(Watcher):
@@ -169,7 +238,7 @@ class LiveWatcher(Watcher):
         if not facts and total is not None:
             facts = f"{done:,.0f} of {total:,.0f}"
         if what not in self._parts:
-            self._parts[what] = _Part(self._new_bar(what, done, total, facts))
+            self._parts[what] = _Part(self._new_bar(what, done, total, facts), first=done)
             if total is None and not self.is_terminal:
                 self.note(what)
         part = self._parts[what]
@@ -180,7 +249,7 @@ class LiveWatcher(Watcher):
                 if not self._own_thread:
                     self._bars.refresh()
         elif facts and time.monotonic() - self._spoke > LINE_SECONDS:
-            self.note(f"{what}: {facts}")
+            self.note(f"{what}: {facts}{_time_left(part)}")
 
     def end(self, what: str, said: str | None = None) -> None:
         part = self._parts.pop(what, None)
@@ -242,6 +311,9 @@ def status(text: str) -> Status:
 
 Rows = Sequence[Sequence[str]]
 """The head, and the lines below it."""
+_SHORT = 12
+_GAP = 2
+"""Spaces between columns."""
 
 
 def print_table(rows: Rows) -> None:
@@ -250,20 +322,64 @@ def print_table(rows: Rows) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    head, *body = rows
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name, *cells in zip(head, *body, strict=True):
-        numbers = all(not cell or cell.lstrip("-+<>~")[:1].isdigit() for cell in cells)
-        table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
-    for row in body:
-        table.add_row(*map(Text, row))  # not markup
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    whole = sum(max(map(len, cells)) + _GAP for cells in zip(*rows, strict=True))
+    console = Console(width=None if sys.stdout.isatty() else whole)
+    for part in _fitting(rows, console.width):
+        head, *body = part
+        table = Table(box=None, padding=(0, _GAP, 0, 0))
+        for name, *cells in zip(head, *body, strict=True):
+            numbers = all(not cell or cell.lstrip("-+<>~")[:1].isdigit() for cell in cells)
+            least = min(_longest_word([name, *cells]), console.width)
+            side: Literal["right", "left"] = "right" if numbers else "left"
+            table.add_column(Text(name), justify=side, overflow="fold", min_width=least)
+        for row in body:
+            table.add_row(*map(Text, row))  # not markup
+        console.print(table)
 
 
-def print_report(tables: Iterable[tuple[str, Rows, str]], verdict: str, page: Path) -> None:
-    """Print titles, tables and a note below each; then the verdict, and where to see more."""
+def _fitting(rows: Rows, width: int) -> Iterator[Rows]:
+    """A table as several below each other, each with the first column, where a terminal is too
+    narrow for its longest words."""
+    first, *others = zip(*rows, strict=True)
+    columns, room = [first], width - _longest_word(first) - _GAP
+    for column in others:
+        needed = _longest_word(column) + _GAP
+        if needed > room and len(columns) > 1:
+            yield [*zip(*columns, strict=True)]
+            columns, room = [first], width - _longest_word(first) - _GAP
+        columns.append(column)
+        room -= needed
+    yield [*zip(*columns, strict=True)]
+
+
+def _longest_word(cells: Iterable[str]) -> int:
+    """What a column needs; a short cell, such as a number with its unit, is not broken."""
+    words = (word for cell in cells for word in ([cell] if len(cell) <= _SHORT else cell.split()))
+    return max(map(len, words), default=0)
+
+
+def print_text(text: str) -> None:
+    """Print a paragraph; on a terminal no line breaks within a word."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text)
+
+
+def print_report(
+    tables: Iterable[tuple[str, Rows, str]], verdict: str, page: Path, *, first: Sequence[str] = ()
+) -> None:
+    """Print titles, tables and a note below each; then the verdict, and where to see more. `first`
+    is what comes before the tables: answers, one line each."""
+    for line in first:
+        print_text(line)
+    if first:
+        print()
     for title, rows, note in tables:
-        print(title)
+        print_text(title)
         print_table(rows)
-        print(f"{note}\n" if note else "")
-    print(f"{verdict}\nreport: {page}")
+        print_text(note)
+        if note:
+            print()
+    print_text(verdict)
+    print(f"report: {page}")

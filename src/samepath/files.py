@@ -199,9 +199,11 @@ def is_empty(folder: Path) -> bool:
 # ---- reading
 
 
-def open_plain(path: Path) -> BufferedReader:
-    """Open a regular file to read it; OSError for anything else. Nothing is waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def open_plain(path: Path, *, follow: bool = True) -> BufferedReader:
+    """Open a regular file to read it; OSError for anything else, and for a link unless it may be
+    followed. Nothing is waited for."""
+    how = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, how)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no plain file", str(path))
@@ -373,6 +375,11 @@ def read_as(kind: Any, value: Any) -> Any:
     if type(value) is kind or (get_origin(kind) is Literal and value in arguments):
         return value
     raise ValueError(f"{brief(repr(value))} where {getattr(kind, '__name__', kind)} is due")
+
+
+def toml(values: Mapping[str, Any]) -> str:
+    """A line of TOML for each value, which is text, a number, a truth or a list of these."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
 
 def finite(value: Any) -> Any:

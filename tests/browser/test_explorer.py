@@ -229,6 +229,82 @@ def test_filters_and_gallery(page: Page) -> None:
     assert page.locator("#map-empty").is_visible()
 
 
+def test_relabel_with_one_key(page: Page, folder: Path) -> None:
+    row = page.evaluate(
+        """() => { const { model } = samepath;
+             return model.label.findIndex((label, i) => model.suggested[i] !== label); }"""
+    )
+    page.fill("#find", str(row))
+    page.press("#find", "Enter")
+    page.evaluate("document.activeElement.blur()")
+    names = page.evaluate(
+        """(i) => [samepath.model.label[i], samepath.model.suggested[i]]
+             .map((k) => samepath.model.className(k))""",
+        row,
+    )
+    assert page.locator("#tab-point").inner_text() == f"Example {row}"
+    page.keyboard.press("r")
+    until(page, "samepath.model.state.num_edits === 1")
+    assert page.evaluate("(i) => samepath.model.target[i] === samepath.model.suggested[i]", row)
+    assert page.locator("#point .verdict").inner_text() == "relabelled by hand"
+    assert names[1] in page.locator("#point .facts").inner_text()
+    page.keyboard.press("Control+s")
+    page.wait_for_selector("#saved[open]")
+    saved = read_keep_list(folder / "keep-2.csv")
+    assert saved.decisions[row] == "relabel"
+    assert int(saved.kept.sum()) >= kept_in_files(folder)
+
+
+def test_review_one_after_the_other(folder: Path, open_page: OpenPage) -> None:
+    with serving(folder) as address:
+        page = open_page(address)
+        page.keyboard.press("v")
+        order = page.evaluate(
+            """() => { const { doubt } = samepath.model;
+                 return [...doubt.keys()].sort((a, b) => doubt[b] - doubt[a] || a - b); }"""
+        )
+        assert page.evaluate("samepath.model.pinned") == order[0], "the most doubtful first"
+        assert page.locator("#review .ahead li").count() == 12
+        page.keyboard.press("ArrowRight")
+        until(page, f"samepath.model.pinned === {order[1]}")
+        page.keyboard.press("d" if page.evaluate(f"samepath.model.kept[{order[1]}]") else "k")
+        until(page, f"samepath.model.pinned === {order[2]}")
+        page.keyboard.press("ArrowLeft")
+        until(page, f"samepath.model.pinned === {order[1]}")
+        assert "by hand" in page.locator("#review .verdict").inner_text()
+        assert page.locator("#num-seen").inner_text() == "2"
+    with serving(folder) as address:
+        page = open_page(address)
+        page.click("#tab-review")
+        assert page.evaluate("samepath.model.pinned") == order[2], "it goes on where it was"
+        page.click("#review-new")
+        assert page.locator("#review .moves .quiet").inner_text() == f"1 of {N - 2}"
+
+
+def test_conditions_tags_and_what_the_lasso_holds(page: Page) -> None:
+    def shown(text: str) -> int:
+        page.fill("#find", text)
+        page.press("#find", "Enter")
+        return int(page.evaluate("samepath.view.numVisible"))
+
+    loss = page.evaluate("samepath.model.loss.filter((v, i) => v > 0.2 && i % 7 === 3).length")
+    assert shown("loss>0.2 patient=p3") == loss > 0
+    assert shown("doubt>=90") == page.evaluate("samepath.model.doubt.filter((v) => v >= 90).length")
+    assert shown("decision=drop") == numbers(page)[1]
+    assert shown("class=cat reviewed=no") > 0
+    assert shown("reviewed=yes") == 0
+    assert shown("lots=1") == 0 or "There is no lots" in page.locator("#find-words").inner_text()
+    assert shown("") == N
+    lasso(page, first(page, kept=True))
+    number = page.evaluate("samepath.model.selected.size")
+    page.click("#tab-selected")
+    assert page.locator("#selected li").count() == min(number, 240)
+    page.fill("#selection-note", "look #blurry")
+    page.press("#selection-note", "Enter")
+    until(page, "samepath.model.state.num_edits === 1")
+    assert shown("#blurry") == number
+
+
 def test_colours_change(page: Page) -> None:
     seen = [page.evaluate("Array.from(samepath.view.map.data.colour)")]
     for way in ("cluster", "kept", "loss", "doubt"):

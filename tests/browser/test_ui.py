@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Iterator
@@ -113,8 +114,23 @@ def test_the_overview_shows_everything(page: Page) -> None:
     assert "token" not in page.url
     row = page.locator("[data-id]", has=page.locator("a:text-is('runs/one')"))
     assert "finished" in row.inner_text()
-    for word in ("0.5", "0.6", "42", "60", "d4bc0797", "workers"):
+    for word in ("0.5", "0.6", "42", "60", "d4bc0797", "0.9"):
         assert word in row.inner_text()
+    head = page.locator("#group-runs thead").inner_text().split("\t")
+    assert [word.strip() for word in head if word.strip()] == [
+        "run", "workers", "batch", "seed", "epochs", "steps", "training loss", "validation loss",
+        "accuracy", "noise scale", "time", "digest",
+    ]  # fmt: skip
+    edges = (
+        row.locator("td.number")
+        .nth(0)
+        .evaluate(
+            """cell => [cell, document.querySelector("th.number button")]
+           .map((e) => { const range = document.createRange(); range.selectNodeContents(e);
+                         return range.getBoundingClientRect().right; })"""
+        )
+    )
+    assert abs(edges[0] - edges[1]) < 2, "a column's numbers end where its heading does"
     killed = page.locator("[data-id]", has=page.locator("a:text-is('runs/killed')"))
     assert "stopped (resumable)" in killed.inner_text()
     broken = page.locator("[data-id]", has=page.locator("a:text-is('runs/broken')"))
@@ -138,6 +154,68 @@ def test_filter_and_kinds(page: Page) -> None:
     page.fill("#filter", "")
     page.check("input[value=findings]", force=True)
     assert shown(page) == ["insight/digits-advice-1"]
+
+
+def names_in_order(page: Page) -> list[str]:
+    names: list[str] = page.locator("#group-runs tbody a").all_inner_texts()
+    return [name.removeprefix("runs/") for name in names]
+
+
+def test_runs_are_sorted_compared_with_numbers_and_saved(page: Page, tmp_path: Path) -> None:
+    newest = names_in_order(page)
+    page.click("[data-sort=steps]")
+    assert names_in_order(page)[-1] == "broken", "what is not known comes last"
+    assert names_in_order(page)[0] == "killed"
+    page.click("[data-sort=steps]")
+    assert names_in_order(page)[0] == "other"
+    assert page.locator("th[aria-sort=descending]").inner_text().startswith("steps")
+    with page.expect_download() as download:
+        page.click("button.csv")
+    download.value.save_as(tmp_path / "runs.csv")
+    with (tmp_path / "runs.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"].removeprefix("runs/") for row in rows] == names_in_order(page)
+    assert (rows[0]["steps"], rows[0]["seed"], rows[0]["accuracy"]) == ("3000", "7", "0.9")
+    page.click("[data-sort=steps]")
+    assert names_in_order(page) == newest
+    for words, found in {
+        "steps>=60": {"one", "two", "other"},
+        "steps=60 runs/t": {"two"},
+        "accuracy>0.8 seed=7": {"other"},
+        "status:stop": {"killed"},
+        "steps<twelve": set(),
+    }.items():
+        page.fill("#filter", words)
+        names = page.locator("#group-runs:not([hidden]) tbody a").all_inner_texts()
+        assert {name.removeprefix("runs/") for name in names} == found
+
+
+def test_a_csv_file_is_one_for_spreadsheets(page: Page) -> None:
+    run = {"name": "=1+2", "note": 'a "b",\nc', "steps": -3, "metrics": {"dice": 0.5}}
+    text = page.evaluate("""async (run) => (await import("/static/ui_table.js")).csv([run])""", run)
+    (row,) = csv.DictReader(text.splitlines(keepends=True))
+    assert (row["name"], row["note"], row["steps"], row["dice"]) == (
+        "'=1+2",
+        'a "b",\nc',
+        "-3",
+        "0.5",
+    )
+
+
+def test_a_note_is_written_and_found(tmp_path: Path, open_page: OpenPage) -> None:
+    run = make_run(tmp_path / "a", 12)
+    make_run(tmp_path / "b", 12)
+    with serving_ui(tmp_path) as address:
+        page = open_page(address)
+        go(page, "a")
+        page.fill("[aria-label=Note]", "best so far")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=Note saved.")
+        assert (run / "note.txt").read_text() == "best so far\n"
+        page.click("text=Overview")
+        page.wait_for_selector(".note-line:text-is('best so far')")
+        page.fill("#filter", "so far")
+        assert shown(page) == ["a"]
 
 
 def test_a_run_has_its_curves(page: Page) -> None:
@@ -273,6 +351,9 @@ def test_a_run_is_followed_while_it_trains(tmp_path: Path, open_page: OpenPage) 
         until(page, f"{points} === '24 2'")
         assert page.evaluate("window.same === document.querySelector('[data-name=loss]')")
         assert page.locator("[role=progressbar]").get_attribute("aria-valuenow") == "24"
+        facts = page.locator(".numbers-list.large").inner_text().split("\n")
+        assert facts[facts.index("run time") + 1] == "0.24 s"
+        assert facts[facts.index("time left") + 1] == "~0.76 s"
         record = json.loads((run / "run.json").read_text())
         record |= {
             "status": "finished",

@@ -109,6 +109,22 @@ def test_hdbscan_leaves_single_blobs_in_one_piece() -> None:
     assert (fitted.labels_ < 0).mean() < 0.2
 
 
+def test_hdbscan_of_large_maps_joins_what_is_closer_than_eps() -> None:
+    """scikit-learn's own cluster_selection_epsilon raises a TypeError on such maps (#33219)."""
+    draws = np.random.default_rng(0)
+    close = [draws.normal((2.0 * k, 0), 0.25, (700, 2)) for k in range(4)]
+    far = draws.normal((40, 0), 0.5, (900, 2))
+    alone = draws.uniform(60, 160, (40, 2))
+    points = np.concatenate([*close, far, alone])
+    apart = ClassClustering(method="hdbscan", eps={0: 0.15}).fit(points)
+    assert apart.classes_[0].num_clusters == 5
+    joined = ClassClustering(method="hdbscan", eps={0: 1.2}).fit(points)
+    assert joined.classes_[0].num_clusters == 2
+    assert set(joined.labels_[:2800]) == {0}
+    assert set(joined.labels_[2800:3700]) == {1}
+    assert (joined.labels_[3700:] < 0).all()
+
+
 @pytest.mark.parametrize(("eps", "min_samples"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
 def test_settings_that_mean_nothing(eps: float, min_samples: int) -> None:
     with pytest.raises(UserError, match="above 0"):

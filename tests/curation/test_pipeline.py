@@ -16,9 +16,12 @@ from safetensors.numpy import load_file
 
 from samepath.cli import main
 from samepath.console import SilentWatcher
+from samepath.curation.held_out import train_folds
 from samepath.curation.pipeline import curate
-from samepath.curation.request import CurateRequest
+from samepath.curation.request import CurateRequest, subject_of
+from samepath.curation.training_margin import NoteMargins
 from samepath.data.keep_list import KeepList, read_keep_list
+from samepath.recipe import find_recipe
 
 RECIPE = planted.__file__
 NOTES: list[str] = []
@@ -73,7 +76,9 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 def test_planted_faults_are_named(kept: KeepList) -> None:
-    assert [kept.reasons[row] for row in planted.WRONG] == ["label error"] * 4
+    wrong = [kept.reasons[row] for row in planted.WRONG]
+    assert wrong.count("label error") >= 3
+    assert "" not in wrong, "what the quick judge does not see lies outside of its class's clusters"
     assert kept.reasons[planted.COPY] == "duplicate"
     assert {kept.reasons[planted.NEAR], kept.reasons[planted.NEARLY]} >= {"near-duplicate"}
     assert kept.kept[planted.COPIED]
@@ -125,7 +130,7 @@ def stamps(folder: Path) -> dict[str, int]:
 
 def test_only_what_is_not_there_is_computed_again(folder: Path) -> None:
     before, keep = stamps(folder), (folder / "keep.csv").read_bytes()
-    assert set(before) == {"features", "map", "labels", "inputs"}
+    assert set(before) == {"features", "neighbors", "map", "labels", "inputs", "near"}
     curate(request(folder))
     assert stamps(folder) == before
     assert (folder / "keep.csv").read_bytes() == keep
@@ -164,6 +169,12 @@ def test_rounds_drop_more_and_keep_the_reasons(folder: Path, kept: KeepList) -> 
     assert read_keep_list(folder / "round-1" / "keep.csv").identity == kept.identity
     assert read_keep_list(folder / "round-2" / "keep.csv").identity == last.identity
     assert load_file(folder / "features.safetensors")["features"].shape == (406, 32)
+    (folder / "round-2" / "notes.txt").write_text("mine")
+    NOTES.clear()
+    curate(request(folder))
+    assert not (folder / "round-1").exists(), "what is of earlier settings goes"
+    assert (folder / "round-2" / "keep.csv").exists()
+    assert any("round-2 is of earlier settings and holds files of yours" in n for n in NOTES)
 
 
 def test_beginning_with_a_keep_list(first: Path, tmp_path: Path, kept: KeepList) -> None:
@@ -171,6 +182,35 @@ def test_beginning_with_a_keep_list(first: Path, tmp_path: Path, kept: KeepList)
     facts = curate(request(tmp_path / "new", keep=str(first / "keep.csv"), source=run))
     assert facts["rounds"][0]["num_examples"] == kept.kept.sum()
     assert (read_keep_list(tmp_path / "new" / "keep.csv").kept <= kept.kept).all()
+
+
+def test_a_channels_last_network_and_what_it_leaves(tmp_path: Path) -> None:
+    """safetensors takes only rows in order; a crash there would cost all of the training."""
+    text = (
+        Path(RECIPE)
+        .read_text()
+        .replace(
+            "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32)",
+            "    first = nn.Conv2d(1, 4, 3, padding=1).to(memory_format=torch.channels_last)\n"
+            "    second = nn.Conv2d(4, 4, 3, padding=1).to(memory_format=torch.channels_last)\n"
+            "    return nn.Sequential(first, second, nn.Flatten(), nn.Linear(256, 32)",
+        )
+    )
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+
+    def curated(out: str, **asked: Any) -> dict[str, Any]:
+        return curate(CurateRequest(recipe=str(file), out=tmp_path / out, num_workers=1,
+                                    watcher=Noting, **asked))  # fmt: skip
+
+    facts = curated("out", epochs=1)
+    file.write_text(text.replace("batch_size=58", "batch_size=29"))
+    for source in ("out", "out/extractor"):
+        NOTES.clear()
+        again = curated(f"again-{Path(source).name}", source=tmp_path / source)
+        assert again["weights"] == facts["weights"]
+        (said,) = [note for note in NOTES if "the network is" in note]
+        assert "that recipe has changed since; all of its weights fit" in said
 
 
 def test_a_foreign_network(tmp_path: Path) -> None:
@@ -218,8 +258,8 @@ def test_the_report_draws_it_all_and_names_the_next_step(folder: Path, run: Run)
         (("--from", "nowhere", "--epochs", "3"), ("exclude each other",)),
         (("--extractor", "nowhere.py"), ("no such file",)),
         (("--extractor", "broken.py"), ("ZeroDivisionError", "line 2")),
-        (("--from", "weights.safetensors"), ("does not fit", "it lacks '1.bias'")),
-        (("--from", "other"), ("it is a run of the recipe digits",)),
+        (("--from", "weights.safetensors"), ("does not fit", "Missing key", "1.bias")),
+        (("--from", "other"), ("it is a run of the recipe digits", "does not fit")),
         (("--keep", "short.csv"), ("short.csv", "406")),
     ],
 )
@@ -281,3 +321,18 @@ def test_features_that_are_no_numbers(tmp_path: Path) -> None:
         curate(CurateRequest(recipe=str(tmp_path / "mine.py"), out=tmp_path / "out", epochs=1,
                              num_workers=1))  # fmt: skip
     assert not (tmp_path / "out" / "keep.csv").exists()
+
+
+def test_training_margins_are_those_of_a_network_that_is_trained(first: Path) -> None:
+    """Lower where the label is wrong; in keep.csv, and the same when nothing is trained again."""
+    margins = read_keep_list(first / "keep.csv").training_margin
+    assert margins is not None
+    assert np.isfinite(margins).all()
+    assert margins[list(planted.WRONG)].max() < np.median(margins)
+
+
+def test_folds_note_training_margins_too(tmp_path: Path) -> None:
+    asked = request(tmp_path, folds=2, epochs=1)
+    found = train_folds(asked, subject_of(find_recipe(RECIPE)), NoteMargins(head="3"))
+    assert found.training_margins is not None
+    assert np.isfinite(found.training_margins).all()

@@ -14,7 +14,6 @@ from samepath.curation.reasons import (
     far_from_all,
     first_reasons,
     label_errors,
-    near_duplicates,
     random_control,
 )
 from samepath.data.keep_list import KeepList
@@ -41,18 +40,24 @@ def test_flipped_labels_are_found_and_mended() -> None:
     assert len(flagged) >= len(wrong) - 1
     assert np.array_equal(found.suggested[wrong], truth[wrong])
     assert found.suspicion[wrong].min() > np.delete(found.suspicion, wrong).max()
-    assert np.allclose(found.belief.sum(1), 1, atol=1e-5)
+    assert found.suggested[found.flagged].tolist() == truth[found.flagged].tolist()
+    assert found.doubt[wrong].min() >= 100 * (1 - len(wrong) / len(labels)) - 1
+    assert abs(found.rate[0] - 0.05) < 0.02
 
 
-def test_a_network_that_learned_wrong_labels_by_heart_does_not_hide_them() -> None:
+def test_predictions_that_are_given_are_the_judge() -> None:
     points, truth = clusters()
+    wrong = np.arange(0, len(truth), 20)
     labels = truth.copy()
-    wrong = np.arange(0, len(labels), 20)
     labels[wrong] = (labels[wrong] + 1) % 4
-    sure = np.full((len(labels), 4), 0.1 / 3)
-    sure[np.arange(len(labels)), labels] = 0.9
-    found = label_errors(points, labels, probabilities=sure)
-    assert found.suspicion[wrong].min() > np.delete(found.suspicion, wrong).max()
+    told = np.full((len(labels), 4), 0.01)
+    told[np.arange(len(labels)), truth] = 0.97
+    found = label_errors(np.zeros_like(points), labels, probabilities=told)
+    assert np.flatnonzero(found.flagged).tolist() == wrong.tolist()
+    assert np.allclose(found.confidence[wrong], 0.01)
+    assert np.allclose(found.margin[wrong], np.log(0.01 / 0.97))
+    few = label_errors(np.zeros_like(points), labels, probabilities=told, budget=3)
+    assert (few.flagged | few.outliers).sum() == 3
 
 
 def test_what_no_class_claims_is_an_outlier() -> None:
@@ -98,30 +103,6 @@ def test_copies_and_contradictions() -> None:
     copies, contradicted = exact_duplicates(digests, None)
     assert np.flatnonzero(copies).tolist() == [2, 4, 5]
     assert not contradicted.any()
-
-
-def test_near_duplicates_are_close_in_features_and_in_inputs() -> None:
-    draws = np.random.default_rng(0)
-    inputs = draws.normal(size=(40, 20)).astype(np.float32)
-    inputs[1] = inputs[0] + 0.001
-    inputs[2] = inputs[0] - 0.001
-    neighbors = np.stack([np.roll(np.arange(40), -1), np.roll(np.arange(40), 1)], axis=1)
-    distances = np.ones((40, 2))
-    distances[[0, 1]] = 0.01  # 0 to 1, 1 to 2
-    distances[9] = 0.01  # 9 and 10: alike to the network only
-    centre = np.arange(40.0)
-    centre[2] = -1.0
-
-    def found(groups: NDArray[np.int64], candidates: NDArray[np.bool_]) -> list[int]:
-        dropped = near_duplicates(
-            neighbors, distances, groups, centre, lambda rows: inputs[rows], candidates=candidates
-        )
-        return np.flatnonzero(dropped).tolist()
-
-    one, everything = np.zeros(40, dtype=np.int64), np.ones(40, dtype=bool)
-    assert found(one, everything) == [0, 1], "2 is nearest to its cluster's centre"
-    assert found(np.arange(40), everything) == [], "of other classes"
-    assert found(one, ~everything) == []
 
 
 def test_an_example_has_its_most_telling_reason() -> None:

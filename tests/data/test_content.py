@@ -136,13 +136,23 @@ class OwnGenerator(Items):
         return self.inputs[index] + float(self.generator.normal()), index
 
 
+class Counting(Items):
+    number = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.number += 1
+        return self.inputs[index] + self.number, index
+
+
 def test_random_items() -> None:
     assert content_of(Noisy(INPUTS)) == content_of(Noisy(INPUTS))
     assert "item 0" in content_of(Noisy(INPUTS))
     assert not same_content(content_of(Noisy(INPUTS)), content_of(Noisy(changed(0))))
     own = [content_of(OwnGenerator(INPUTS, seed)) for seed in (0, 1)]
-    assert own[0].keys() == {"form"}, "no two loads agree"
-    assert same_content(*own)
+    assert "item 0" in own[0], "its own generator is keyed by the example too"
+    assert own[0] == own[1]
+    counting = content_of(Counting(INPUTS))
+    assert counting.keys() == {"form"}, "no two loads agree"
 
 
 class Photographs(Items):

@@ -75,8 +75,28 @@ EXTREMES = np.zeros((NUM_EXAMPLES, 2), np.float32)
 EXTREMES[:3] = [[3.4028235e38, -1e-45], [-0.0, 1 / 3], [1e-38, 16777217]]
 
 
+RELABELLED = np.isin(np.arange(NUM_EXAMPLES), (0, 3, 40))
+JUDGED: dict[str, Any] = {
+    "suggested": np.arange(NUM_EXAMPLES) % 4,
+    "probability": np.linspace(0, 1, NUM_EXAMPLES, dtype=np.float32),
+    "doubt": np.linspace(100, 0, NUM_EXAMPLES, dtype=np.float32),
+    "confidence": np.linspace(1, 0, NUM_EXAMPLES, dtype=np.float32) ** 9,
+    "loss": np.where(RELABELLED, np.nan, 1 / 3).astype(np.float32),
+    "margin": EXTREMES[:, 0],
+    "training_margin": EXTREMES[:, 1],
+}
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"labels": None}, {"notes": NOTES}, {"positions": EXTREMES}]
+    "changes",
+    [
+        {},
+        {"labels": None},
+        {"notes": NOTES},
+        {"positions": EXTREMES},
+        {"notes": NOTES, **JUDGED},
+        {"relabelled": RELABELLED, **JUDGED},
+    ],
 )
 def test_round_trip(changes: dict[str, Any], tmp_path: Path) -> None:
     written = keep_list(**changes)
@@ -101,11 +121,35 @@ def test_the_file_is_as_documented_and_written_over_only_when_told(file: Path) -
     same(read_keep_list(file), other)
 
 
+def test_the_further_columns_are_as_documented(tmp_path: Path) -> None:
+    path = tmp_path / "keep.csv"
+    write_keep_list(path, keep_list(relabelled=RELABELLED, notes=NOTES, **JUDGED))
+    first, *rows = path.read_text(encoding="utf-8").splitlines()
+    further = ",decision,suggested,probability,doubt,confidence,loss,margin,training_margin,note"
+    assert first == HEADER.strip() + further
+    assert ",1,,relabel,0,0.0,100.0,1.0,," in rows[0], "a loss that is not known is empty"
+    assert ",0,noise,drop,1," in rows[1]
+    read = read_keep_list(path)
+    assert read.targets is not None
+    assert read.labels is not None
+    changed = np.flatnonzero(read.targets != read.labels)
+    assert set(changed) <= {0, 3, 40}
+    assert read.targets[RELABELLED].tolist() == [0, 3, 0]
+
+
+def test_what_is_relabelled_is_kept_and_has_a_new_label() -> None:
+    with pytest.raises(ValueError, match="both dropped and relabelled"):
+        keep_list(relabelled=~RELABELLED, **JUDGED)
+    with pytest.raises(ValueError, match="needs labels"):
+        keep_list(relabelled=RELABELLED)
+
+
 def test_columns_have_one_row_per_example() -> None:
     with pytest.raises(ValueError, match="not equal"):
         keep_list(reasons=["noise"])
 
 
+MORE = HEADER.strip() + ",decision,suggested,doubt\n"
 ROW = "0,1,0.5,-0.5,2,1,\n"
 
 
@@ -127,6 +171,13 @@ ROW = "0,1,0.5,-0.5,2,1,\n"
         (HEADER + "0,99999999999999999999,0.5,0.5,1,1,\n", "label is '9999"),
         (HEADER + "0,1,nan,0.5,1,1,\n", "x is 'nan'; it must be a number"),
         (HEADER + "0,1,0.5,1e39,1,1,\n", "y is '1e39'"),
+        (MORE + "0,1,0,0,1,1,,maybe,2,0.5\n", "decision is 'maybe'; it must be keep, drop or"),
+        (MORE + "0,1,0,0,1,0,,relabel,2,0.5\n", "decision is 'relabel' and kept is 0"),
+        (MORE + "0,1,0,0,1,1,,drop,2,0.5\n", "decision is 'drop' and kept is 1"),
+        (MORE + "0,1,0,0,1,1,,relabel,-2,0.5\n", "suggested is -2"),
+        (MORE + "0,1,0,0,1,1,,relabel,cat,0.5\n", "suggested is 'cat'"),
+        (MORE + "0,,0,0,1,1,,relabel,2,0.5\n", "decision is 'relabel', but there is no label"),
+        (MORE + "0,1,0,0,1,1,,keep,2,high\n", "doubt is 'high'; it must be a number"),
         (HEADER + '0,1,0.5,0.5,1,1,"open\n', "cannot be read as CSV"),
         (b"\x89PNG\r\n\x1a\n\xff\xfe\x00", "cannot be read as CSV"),
     ],
@@ -185,6 +236,84 @@ def test_identity_is_of_what_is_kept(tmp_path: Path) -> None:
     kept = keep_list().kept.copy()
     kept[1] = True
     assert keep_list(kept=kept).identity != keep_list().identity
+
+
+def test_identity_is_of_new_labels_too() -> None:
+    relabelled = keep_list(relabelled=RELABELLED, **JUDGED)
+    other = {**JUDGED, "suggested": (JUDGED["suggested"] + 1) % 4}
+    assert keep_list(**JUDGED).identity == keep_list().identity
+    assert len({relabelled.identity, keep_list().identity}) == 2
+    assert keep_list(relabelled=RELABELLED, **other).identity != relabelled.identity
+    same_labels = {**JUDGED, "suggested": tiny_labels()}
+    assert keep_list(relabelled=RELABELLED, **same_labels).identity == keep_list().identity
+
+
+def relabelling(path: Path, **changes: Any) -> KeepList:
+    made = keep_list(**{"relabelled": RELABELLED, **JUDGED, **changes})
+    write_keep_list(path, made, overwrite=True)
+    return made
+
+
+ITEMS = """
+from torch.utils.data import Dataset
+class Items(Dataset):
+    def __init__(self, kind): self.tensors, self.kind = plain().train, kind
+    def __len__(self): return 44
+    def __getitem__(self, row):
+        x, y = (tensor[row] for tensor in self.tensors)
+        kinds = {"int": (x, int(y)), "tensor": (x, y), "dict": {"x": x, "label": y},
+                 "numpy": [x, np.int32(y)], "float": (x, float(y))}
+        return kinds[self.kind]
+"""
+
+
+@pytest.mark.parametrize("kind", ["int", "tensor", "numpy"])
+def test_new_labels_of_a_data_set(kind: str, tmp_path: Path) -> None:
+    made = relabelling(tmp_path / "keep.csv")
+    facts = "'label': plain().train[1].numpy().astype(np.int32)"
+    recipe = tiny_with(tmp_path, f"train=Items('{kind}'), train_facts={{{facts}}}")
+    with Path(recipe).open("a", encoding="utf-8") as file:
+        file.write(ITEMS)
+    found = find_recipe(recipe, keep=str(tmp_path / "keep.csv"))
+    labels = labels_of(found.train, {})
+    assert labels is not None
+    assert made.targets is not None
+    assert labels.tolist() == made.targets[made.rows].tolist() == list(found.train_facts["label"])
+    before: Any = find_recipe(recipe).train
+    after: Any = found.train
+    for number, row in enumerate(made.rows):
+        item, whole = after[number], before[row]
+        assert type(item) is type(whole)
+        assert type(item[1]) is type(whole[1])
+        assert torch.equal(item[0], whole[0])
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ("Items('dict')", "an item is a dict, not a pair"),
+        ("Items('float')", "an item's target is a float, not a class"),
+        ("(plain().train[0],)", "not pairs of inputs and classes"),
+        ("(plain().train[0], plain().train[1].float())", "not pairs of inputs and classes"),
+    ],
+)
+def test_new_labels_where_targets_are_no_classes(train: str, said: str, tmp_path: Path) -> None:
+    relabelling(tmp_path / "keep.csv")
+    facts = "train_facts={'label': plain().train[1].numpy()}"
+    recipe = tiny_with(tmp_path, f"train={train}, {facts}")
+    with Path(recipe).open("a", encoding="utf-8") as file:
+        file.write(ITEMS)
+    with pytest.raises(UserError, match=r"keep\.csv gives examples other labels") as refused:
+        find_recipe(recipe, keep=str(tmp_path / "keep.csv"))
+    assert said in str(refused.value)
+    assert "decide keep or drop instead" in str(refused.value)
+
+
+def test_a_new_label_is_a_class_of_the_recipe(tmp_path: Path) -> None:
+    suggested = JUDGED["suggested"].copy()
+    suggested[3] = 9
+    relabelling(tmp_path / "keep.csv", suggested=suggested)
+    assert "gives example 3 the label 9, but the classes" in said_of(tmp_path / "keep.csv")
 
 
 def said_of(path: Path) -> str:

@@ -10,17 +10,23 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from commands import samepath
 
 from samepath.recipe import Recipe
 from samepath.strategies import BUILT_IN, find_strategy
+from write_bring_docs import run as run_script
 from write_insight_docs import render as render_advice
 from write_promise_docs import render as render_promise
+from write_readme import PAGES as FILLED
 from write_readme import diff
 from write_readme import render as render_readme
 from write_reliability_docs import render as render_reliability
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TINY = ROOT / "tests" / "parity" / "tiny_recipe.py"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN_LOOP = "own-loop.md-0"
+"""A block with a test of its own."""
 
 
 def python_blocks() -> list[tuple[str, str]]:
@@ -31,29 +37,38 @@ def python_blocks() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("name", "code"), python_blocks(), ids=lambda value: value[:24])
-def test_python_blocks_run(name: str, code: str, tmp_path: Path) -> None:
+EXAMPLES = {path.read_text() for path in (ROOT / "examples" / "bring").glob("*.py")}
+"""test_bring runs these."""
+BLOCKS = [
+    (name, code) for name, code in python_blocks() if name != OWN_LOOP and code not in EXAMPLES
+]
+
+
+@pytest.mark.parametrize(("name", "code"), BLOCKS, ids=lambda value: value[:24])
+def test_python_blocks_run(
+    name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Recipes are trained for two steps on two workers, with the strategy they register if any;
     strategies are trained with for eight; scripts are run as they are."""
     file = tmp_path / "block.py"
     file.write_text(code)
-    samepath = str(Path(sys.executable).with_name("samepath"))
-    command = [sys.executable, str(file)]
+    monkeypatch.chdir(tmp_path)
+    train = ("train", "-n", "2", "--out", tmp_path / "run")
     if "def recipe()" in code:
-        command = [samepath, "train", str(file), "-n", "2", "--steps", "2", "--json"]
-        for strategy in re.findall(r'register_strategy\("([\w-]+)"', code):
-            command += ["--strategy", strategy, "--as-workers", "4"]
+        named = re.findall(r'register_strategy\("([\w-]+)"', code)
+        more = [word for each in named for word in ("--strategy", each, "--as-workers", "4")]
+        samepath(*train, file, "--steps", "2", *more)
     elif "def strategy(" in code:
-        command = [samepath, "train", "digits", "-n", "2", "--steps", "8", "--json"]
-        command += ["--strategy", str(file), "--as-workers", "4"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+        samepath(*train, TINY, "--steps", "8", "--strategy", file, "--as-workers", "4")
+    else:
+        done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_own_loop_goes_on_where_it_was(tmp_path: Path) -> None:
-    """The page's script, stopped after its first epoch, goes on; after its last, it ends as it did.
-    Epochs are printed by the start that trained them."""
-    (code,) = (code for name, code in python_blocks() if name == "own-loop.md-0")
+    """The page's script runs as it is; stopped after its first epoch, it goes on; after its last,
+    it ends as it did. Epochs are printed by the start that trained them."""
+    (code,) = (code for name, code in python_blocks() if name == OWN_LOOP)
     assert "range(3)" in code
 
     def run(folder: str, num_epochs: int) -> tuple[list[str], str]:
@@ -73,6 +88,27 @@ def test_the_own_loop_goes_on_where_it_was(tmp_path: Path) -> None:
     assert run("stopped", 1)[0] == ["0"]
     assert run("stopped", 3) == (["1", "2"], straight)
     assert run("stopped", 3) == ([], straight), "there was nothing left to train"
+
+
+def test_early_stopping_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The page's script, stopped before it has stopped by itself, goes on at another worker count;
+    started once more, it trains nothing."""
+    (code,) = (code for name, code in python_blocks() if name == "own-loop.md-1")
+    assert "range(40)" in code
+
+    def trained(folder: str, num_workers: int, num_epochs: int) -> tuple[list[int], list[str]]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        file = tmp_path / folder / "block.py"
+        file.write_text(code.replace("range(40)", f"range({num_epochs})"))
+        ran = run_script(file, num_workers, inside=file.parent)
+        return [int(line.split()[0]) for line in ran.output.splitlines()[:-1]], ran.digests
+
+    epochs, straight = trained("straight", 1, 40)
+    assert epochs == list(range(len(epochs)))
+    assert 3 < len(epochs) < 40
+    assert trained("stopped", 2, 2)[0] == [0, 1]
+    assert trained("stopped", 1, 40) == (epochs[2:], straight)
+    assert trained("stopped", 3, 40) == ([], straight)
 
 
 def test_commands_page_is_up_to_date() -> None:
@@ -110,7 +146,7 @@ def test_every_strategy_and_its_parameters_are_documented() -> None:
 
 
 def test_links_and_named_files_exist() -> None:
-    for page in PAGES:
+    for page in [*PAGES, *sorted((ROOT / "docs" / "bring").glob("*.md"))]:
         text = page.read_text()
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
@@ -120,8 +156,22 @@ def test_links_and_named_files_exist() -> None:
             assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
-def test_readme_shows_the_examples_and_the_measured_numbers() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_index_of_what_people_bring_names_every_page() -> None:
+    folder = ROOT / "docs" / "bring"
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", (folder / "README.md").read_text()))
+    assert {page.name for page in folder.glob("*.md")} - {"README.md"} == linked
+
+
+def test_the_readme_is_short_and_names_its_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert "make demo" in text
+    assert "make test" in text
+
+
+@pytest.mark.parametrize("page", FILLED)
+def test_pages_show_the_examples_and_the_measured_numbers(page: str) -> None:
+    text = (ROOT / page).read_text()
     assert text == render_readme(text), "run: python scripts/write_readme.py"
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from samepath.engine.elastic.machine import MachineOffer, WorkerRange
 from samepath.engine.elastic.ring import MEMORY
@@ -63,7 +63,17 @@ def num_lines(out: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> float:
+class Started(Protocol):
+    """A process that a test has started."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it has not ended."""
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for its end, and what it said."""
+
+
+def until(condition: Callable[[], bool], process: Started | None = None) -> float:
     """Wait for something, not forever; how long it took."""
     began = time.monotonic()
     while not condition():

@@ -91,7 +91,9 @@ def test_the_one_before_is_used(
     out = shutil.copytree(stopped, tmp_path / "run")
     damage(out / "checkpoints" / NEWEST / name)
     assert (run(out, resume=True, epochs=2), lines(out)) == undisturbed
-    assert_told(Notes.said, out)
+    *told, goes_on = Notes.said
+    assert_told(told, out)
+    assert goes_on == "continuing after step 6"
 
 
 def assert_told(said: list[str], out: Path) -> None:
@@ -131,9 +133,9 @@ def test_on_two_workers_and_at_the_command_line(
     )
     assert json.loads(ended.stdout)["digest"] == undisturbed[0]
     assert lines(out) == undisturbed[1]
-    prefix = "samepath: "
-    assert ended.stderr.startswith(prefix)
-    assert_told([ended.stderr.removeprefix(prefix).removesuffix("\n")], out)
+    told, goes_on = (line.removeprefix("samepath: ") for line in ended.stderr.splitlines())
+    assert_told([told], out)
+    assert goes_on.startswith("continuing after step ")
     shown = CliRunner().invoke(digest, [str(out)], catch_exceptions=False)
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert undisturbed[0] in shown.stdout

@@ -8,6 +8,7 @@ which the kernel enforces as it does a full disk: a short write, then an error.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -67,7 +68,8 @@ def loss(model, batch):
     return tiny_recipe.loss(model, batch)
 
 def recipe():
-    return replace(tiny_recipe.recipe(), loss=loss, epochs={EPOCHS}, keep_weights=(1, 4, 9))
+    return replace(tiny_recipe.recipe(), loss=loss, epochs={EPOCHS}, keep_weights=(1, 4, 9),
+        i_know=True)  # no further calls of the loss, which are counted
 """
 
 
@@ -279,7 +281,7 @@ def assert_not_saved(going: GatedRun, run: Path, *, step: int, newest: int) -> N
     assert record["status"] in ("running", "failed")
     assert record["result"] is None
     assert sorted(path.name for path in run.iterdir()) == [
-        LOCK, "checkpoints", "metrics.jsonl", "run.json", "weights"
+        LOCK, "checkpoints", "config.toml", "metrics.jsonl", "run.json", "weights"
     ]  # fmt: skip
     assert checkpoints(run) == [newest - 1, newest]
 
@@ -437,11 +439,35 @@ def test_two_who_begin_at_once(tmp_path: Path, options: Options) -> None:
     first, second = (RunFolder(tmp_path / "run") for _ in range(2))
     first.write(asdict(options), ["first"], None)
     begun = first.read()
+    first.open_metrics(0)
+    first.log(step=1, epoch=0, train_loss=1.0, seconds=0.1)
+    first.close_metrics()
     first.unlock()
     with pytest.raises(UserError, match="holds another run"):
         second.write(asdict(options), ["second"], None)
     assert second.read() == begun
     assert not second.holds_lock
+
+
+def test_a_run_without_a_step_where_there_are_no_locks(
+    tmp_path: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be another process's, which has just begun: only one that has ended is replaced."""
+    first, second = (RunFolder(tmp_path / "run") for _ in range(2))
+    first.write(asdict(options), ["first"], None)
+    first.unlock()
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(UserError, match="no locks to tell"):
+            second.write(asdict(options), ["second"], None)
+        first.write_status("failed")
+        second.write(asdict(options), ["second"], None)
+    assert second.read()["starts"][0]["command"] == ["second"]
+    second.unlock()
 
 
 def test_two_who_begin_at_once_without_a_name(

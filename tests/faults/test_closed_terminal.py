@@ -115,6 +115,35 @@ def test_one_that_is_not_told_goes_on(
     assert (json.loads((out / "run.json").read_text())["result"]["digest"], lines(out)) == unhurt
 
 
+def has_fork_server(process: int) -> bool:
+    """Whether a launcher has started the process that imports torch for its workers."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return any(b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_ctrl_c_while_workers_are_started(seconds: float, tmp_path: Path) -> None:
+    """One line, and no traceback of a process that was just importing something."""
+    out = tmp_path / "run"
+    with on_terminal("train", RECIPE, "-n", "2", "--out", out) as (process, terminal):
+        until = time.monotonic() + 60
+        while not has_fork_server(process.pid):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        time.sleep(seconds)
+        os.write(terminal, b"\x03")
+        assert process.wait(60) == 128 + signal.SIGINT
+        time.sleep(1.0)  # for what is still being imported
+        shown = b""
+        with suppress(BlockingIOError, OSError):
+            while piece := os.read(terminal, 1 << 16):
+                shown += piece
+    assert shown.replace(b"^C", b"").strip() == b"samepath: stopped by SIGINT"
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    assert left_behind(out) == []
+
+
 def test_a_reader_that_leaves_ends_nothing(unhurt: tuple[str, Any], tmp_path: Path) -> None:
     """`samepath train ... 2>&1 | head -1`, roughly."""
     out = tmp_path / "run"

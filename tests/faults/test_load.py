@@ -120,7 +120,7 @@ def test_steps_without_end(num_workers: int, tmp_path: Path) -> None:
     _, workers = run(
         tmp_path,
         num_workers,
-        2000,
+        1500,
         checkpoint_steps=200,
         num_examples=1000,
         batch_size=32,

@@ -27,6 +27,13 @@ def test_machines_come_and_go(run: Braked) -> None:
     first.await_words(r"waiting for at least 2 workers \(1 there on 1 machine\(s\)\)")
     second = run.join("--here", "2")
     run.await_workers(3, first, second)
+    second.await_words(r"joining the run of \S+ in \S+ with up to 2 workers")
+    second.await_words(
+        r"this machine joined with 2 workers; the run has 3 workers on 2 machines \("
+    )
+    first.await_words(
+        r"the run has 3 workers on 2 machines \(this machine 1, \S+ \(process \d+\) 2"
+    )
     os.kill(second.workers()[0], signal.SIGKILL)
     second.await_words(r"worker \d was ended by SIGKILL .*going on from the last completed step")
     run.await_workers(3, first, second)
@@ -42,6 +49,7 @@ def test_machines_come_and_go(run: Braked) -> None:
     assert "this machine has left the run" in second.words()
     fifth = run.join("--here", "1")
     run.await_workers(3, first, third, fourth)
+    first.await_words(r"joined with 1 worker, \S+ \(process \d+\) left; the run has 3 workers")
 
     third.kill()
     run.await_workers(3, first, fourth, fifth)

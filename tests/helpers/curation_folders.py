@@ -46,6 +46,8 @@ def make_curation_folder(
         scores[np.arange(num_examples), labels] += np.where(is_noise, 0.1, 3.0)
         features["probabilities"] = (scores / scores.sum(1, keepdims=True)).astype(np.float32)
     path.mkdir(parents=True)
+    facts = {"patient": [f"p{row % 7}" for row in range(num_examples)]}
+    (path / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     save_file(features, path / "features.safetensors")
     mapped = {"map": places, "reduced": reduced}
     if labelled:

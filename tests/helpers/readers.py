@@ -23,13 +23,15 @@ from measured_steps import made, made_clock
 from torch import nn
 from ui_folders import make_finding, make_run
 
-from samepath.curation.features import load_from
 from samepath.curation.folder import CurationFolder, read_arrays, write_arrays
+from samepath.curation.weights import load_from
 from samepath.data import download
 from samepath.data.content import examples_identity, fingerprint_path
+from samepath.data.fold_file import Fold, read_fold, write_fold
 from samepath.data.formats import cifar10
+from samepath.data.formats.dicom import write_series
 from samepath.data.formats.images import as_image, simpleitk
-from samepath.data.formats.scans import LUNA_FILL, CubeSettings, luna_job
+from samepath.data.formats.scans import LUNA_FILL, CubeSettings, dicom_job, luna_job
 from samepath.data.formats.volumes import load_volumes, make_cubes, open_cubes
 from samepath.data.keep_list import KeepList, read_keep_list, refuse_other_data, write_keep_list
 from samepath.engine.run.tensorboard import EventWriter
@@ -92,6 +94,15 @@ def luna(packed: bool) -> Files:
     return write
 
 
+def dicom_series(folder: Path) -> None:
+    volume = np.random.default_rng(0).random((3, 4, 4))
+    write_series(folder, volume, None, spacing_mm=1.0, window=(-1000, 400), name="a")
+
+
+def cut_series(folder: Path) -> None:
+    list(dicom_job(folder).results(CubeSettings(side=4)))
+
+
 def cut(folder: Path) -> None:
     list(luna_job(folder).results(CubeSettings(side=4).filled(*LUNA_FILL)))
 
@@ -137,6 +148,10 @@ def keep(folder: Path) -> None:
     identity = examples_identity(EXAMPLES_OF_KEPT)
     about = {"recipe": "digits", "data": None, "identity": "digits", "examples_identity": identity}
     (folder / "curation.json").write_text(json.dumps(about))
+
+
+def fold(folder: Path) -> None:
+    write_fold(folder / "fold.csv", Fold(np.arange(6) % 3 == 0))
 
 
 def match(folder: Path) -> None:
@@ -295,6 +310,7 @@ READERS = {
     "raw": Reader("a.raw", luna(False), cut),
     "zraw": Reader("a.zraw", luna(True), cut),
     "annotations": Reader("annotations.csv", luna(False), cut),
+    "dicom": Reader("slice-0001.dcm", dicom_series, cut_series),
     "nii": Reader("a.nii", nifti("a.nii"), load_volumes),
     "nii.gz": Reader("a.nii.gz", nifti("a.nii.gz"), load_volumes),
     "facts": Reader("facts.csv", nifti("a.nii"), load_volumes),
@@ -302,11 +318,13 @@ READERS = {
     "cubes.npy": Reader("cubes/cubes.npy", cube_folder, open_made, seal=sealed_voxels),
     "fingerprint": Reader("keep.csv", keep, fingerprint_path),
     "keep-list": Reader("keep.csv", keep, lambda f: read_keep_list(f / "keep.csv")),
+    "fold file": Reader("fold.csv", fold, lambda f: read_fold(f / "fold.csv")),
     "beside keep-list": Reader("curation.json", keep, match),
     "origin": Reader(
         "cache/origin.json", curation_cache, lambda f: CurationFolder(f).refuse(ORIGIN)
     ),
     "curation.json": in_explorer("curation.json"),
+    "facts.json": in_explorer("facts.json"),
     "map": in_explorer("map.safetensors"),
     "features": in_explorer("features.safetensors"),
     "images": in_explorer("images.safetensors"),
@@ -321,6 +339,11 @@ READERS = {
         WEIGHTS,
         weights,
         lambda f: load_from(f / WEIGHTS, None, nn.Linear(2, 2)),  # type: ignore[arg-type]
+    ),
+    "torch weights given": Reader(
+        "a.pt",
+        lambda f: torch.save({"state_dict": nn.Linear(2, 2).state_dict()}, f / "a.pt"),
+        lambda f: load_from(f / "a.pt", None, nn.Linear(2, 2)),  # type: ignore[arg-type]
     ),
     "weights kept": Reader(
         WEIGHTS, weights, lambda f: load_weights(f / WEIGHTS, nn.Linear(2, 2)), CheckpointDamaged

@@ -15,7 +15,7 @@ from measured_steps import made
 
 from samepath.cli.simulate import parse_worker_range, simulate
 from samepath.errors import UserError
-from samepath.insight.simulate import POLICIES, default_workers, ordinal, parse_policy
+from samepath.insight.simulate import POLICIES, default_workers, parse_policy
 from samepath.timing.measured import read_measured, write_measured
 from samepath.timing.model import Buckets, Queue, workload_from
 
@@ -58,7 +58,7 @@ def test_everything_is_written_and_called_modelled(folder: Path, tmp_path: Path)
     assert content["measured_step_seconds"] == {"1": 0.022}  # two were measured sharing a batch
     page = (out / "simulation.html").read_text()
     assert "samepath, 10GbE (modelled)" in page
-    assert "data:image/png;base64," in page
+    assert "data:image/svg+xml;base64," in page
     assert read_measured(out) == made()  # it can be simulated again
     again = run(out, "--network", "1GbE", "--out", tmp_path / "again", "--trials", 5)
     assert again.exit_code == 0, again.output
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_numbers_and_stragglers_cost(
     places = (tmp_path / str(number) for number in itertools.count())
 
     def curves(*words: object) -> Any:
-        how = ("--policy", "static", "--trials", 50, "--json", "--out", next(places))
+        how = ("--policy", "samepath", "--trials", 50, "--json", "--out", next(places))
         result = run(folder, *how, *words)
         return json.loads(result.stdout)["curves"][0]["points"]
 
@@ -93,12 +93,12 @@ def test_what_was_measured_stands_beside(folder: Path, tmp_path: Path) -> None:
 
 def test_bad_input_writes_nothing(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "there is no such preset; use one of 1GbE, 10GbE" in refused(
+    assert "there is no such network; use 1GbE, 10GbE" in refused(
         folder, "--network", "infiniband", "--out", out
     )
     assert "--policy push: use samepath, queue, ddp" in refused(folder, "--policy", "push")
     assert "more than 8 curves" in refused(
-        folder, "--policy", "static,queue,ddp", "--network", "1GbE,10GbE,here", "--out", out
+        folder, "--policy", "samepath,queue,ddp", "--network", "1GbE,10GbE,here", "--out", out
     )
     assert "--stragglers -1" in refused(folder, "--stragglers", -1, "--out", out)
     assert "0 trials" in refused(folder, "--trials", 0, "--out", out)
@@ -166,22 +166,9 @@ def test_policies_by_name() -> None:
     assert parse_policy("samepath:tree") == Buckets(algorithm="tree")
     assert parse_policy("queue:tree") == Queue(algorithm="tree", waits=False)
     assert parse_policy("queue:samepath") == Queue(algorithm="samepath")
-    for text in ("samepath:star", "static:", "", "tree"):
+    for text in ("samepath:star", "samepath:", "static", "", "tree"):
         with pytest.raises(UserError, match=f"--policy {text}"):
             parse_policy(text)
-
-
-def test_the_old_name_of_our_policy_is_accepted_and_shown_as_today(
-    folder: Path, tmp_path: Path
-) -> None:
-    assert parse_policy("static") == Buckets()
-    how = ("--policy", "static,static:tree", "--trials", 5, "--json", "--out", tmp_path / "out")
-    content = json.loads(run(folder, *how).stdout)
-    assert [curve["policy"] for curve in content["curves"]] == ["samepath", "samepath:tree"]
-    assert "samepath, 10GbE: is" in content["verdict"]
-    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 22, 113)] == [
-        "1st", "2nd", "3rd", "4th", "11th", "22nd", "113th",
-    ]  # fmt: skip
 
 
 def test_workers_by_default() -> None:

@@ -21,16 +21,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
+from samepath import Draws, WeightedSampler
 from samepath.data import seed_everything
 from samepath.engine.run.session import Session
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.state import digest, state_of
+from samepath.engine.step.loss_metrics import loss_alone
 from samepath.errors import ReplicasDiffer, UserError
 from samepath.keys import key
 from samepath.plan import epoch_order
+from samepath.recipe import WholeBatchLoss
 
 NUM_EXAMPLES, BATCH, GRAIN, EPOCHS = 44, 14, 2, 2
 
@@ -56,7 +66,7 @@ class Training:
     def prepare(self, session: Session, grain_size: int = GRAIN) -> Trainer:
         return session.prepare(
             self.model, self.optimizer, self.loss, batch_size=BATCH, grain_size=grain_size,
-            schedule=self.schedule, **self.settings,
+            schedule=self.schedule, **{"name": "", **self.settings},
         )  # fmt: skip
 
 
@@ -140,7 +150,8 @@ def train(made: Training, session: Session, *, grain_size: int = GRAIN) -> dict[
         for epoch in range(made.epochs):
             for share in trainer.batches(made.data, epoch):
                 made.before_step(trainer.step_number)
-                losses.append(trainer.step(share).loss.hex())
+                result = trainer.step(share)
+                losses += [result.loss.hex(), *(v.hex() for v in result.metrics.values())]
                 if trainer.step_number == 1:
                     gradient = _gradient(made.model)
             if made.valid is not None:
@@ -180,7 +191,8 @@ def plain_loop(made: Training) -> dict[str, list[float]]:
             batch = tuple(part[examples] for part in parts)
             made.optimizer.zero_grad()
             seed_everything(key("grain", 7, step, 0))
-            loss = made.loss(made.model, batch if isinstance(made.data, tuple) else batch[0])
+            given = batch if isinstance(made.data, tuple) else batch[0]
+            loss = loss_alone(made.loss(made.model, given))
             if weight is None or weight(batch):
                 loss.backward()
                 if "clip_norm" in made.settings:
@@ -361,6 +373,28 @@ def bfloat16_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch[0]).bfloat16(), batch[1])
 
 
+@same("a loss that returns `(loss, metrics)`: they are averaged and logged like it")
+def loss_with_metrics(model: nn.Module, batch: Batch) -> Any:
+    scores = model(batch[0])
+    right = (scores.argmax(1) == batch[1]).double().mean()
+    return F.cross_entropy(scores, batch[1]), {"accuracy": right, "third": 1 / 3}
+
+
+@same("averaged weights (`AveragedModel`) as `extra` state: in the digest and in checkpoints")
+def averaged_weights() -> Training:
+    made = training()
+    average = AveragedModel(made.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    made.settings["extra"] = {"ema": lambda model: average}
+    made.optimizer.register_step_post_hook(lambda *_: average.update_parameters(made.model))
+    return made
+
+
+@same("float16 autocast: the loss is scaled as `torch.amp.GradScaler` does it; an update whose "
+      "gradient is not finite is left out", plain=False, gradient=False)  # fmt: skip
+def float16_autocast() -> Training:
+    return training(autocast=torch.float16, clip_norm=1.0)
+
+
 @same("complex, empty and scalar parameters")
 def odd_parameters() -> Training:
     def forward(model: Any, inputs: Tensor) -> Any:
@@ -389,7 +423,10 @@ def functional_call(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(torch.func.functional_call(model, doubled, (batch[0],)), batch[1])
 
 
-@same("`torch.compile` (tested with its aot_eager backend; inductor tried by hand)")
+@same(
+    "`torch.compile` of your own (here with its aot_eager backend; with inductor in "
+    "`tests/parity/test_compiled.py`)"
+)
 def compiled() -> Training:
     return training(torch.compile(dense(), backend="aot_eager"))
 
@@ -590,7 +627,7 @@ def sometimes_indexed(model: Any, inputs: Tensor) -> Any:
     return scores + model.table[hit.long()] * hit[:, None] if hit.any() else scores
 
 
-@same("a grain whose loss has no gradient (nothing in it to learn from)", plain=False)
+@same("a grain whose loss has no gradient (nothing in it to learn from)", plain=False, i_know=True)
 def loss_without_graph(model: nn.Module, batch: Batch) -> Tensor:
     keep = batch[0][:, 0] > 0.3
     return classify(model, (batch[0][keep], batch[1][keep])) if keep.any() else torch.zeros(())
@@ -688,7 +725,7 @@ def other_data() -> Training:
 
 
 @refused("weights changed on some workers only, between steps (found within 16)",
-         "is not that of worker 0", only_workers=True)  # fmt: skip
+         "differs from worker 0's", only_workers=True)  # fmt: skip
 def drift() -> Training:
     model = dense()
 
@@ -987,16 +1024,79 @@ def loss_changes_batch(model: nn.Module, batch: Batch) -> Tensor:
     return classify(model, batch)
 
 
-class Endless(IterableDataset[Any]):
+class Stream(IterableDataset[Any]):
     """Examples without numbers."""
+
+    def __init__(self, *, ends: bool) -> None:
+        self.ends = ends
 
     def __iter__(self) -> Any:
         yield from zip(*vectors(), strict=True)
+        while not self.ends:
+            yield None
 
 
-@refused("an `IterableDataset`", "IterableDataset")
+@same("an `IterableDataset` that ends: it is read once", plain=False)
 def iterable_dataset() -> Training:
-    return training(data=Endless())
+    return training(data=Stream(ends=True))
+
+
+@refused("an `IterableDataset` without an end", "IterableDataset")
+def endless_dataset() -> Training:
+    return training(data=Stream(ends=False))
+
+
+class OwnGenerators(Dataset[Any]):
+    """A data set whose parts keep generators of every kind, one of them made late."""
+
+    drawn = np.random.RandomState(4)
+
+    def __init__(self) -> None:
+        self.inputs, self.labels = vectors()
+        self.transforms: list[Any] = [np.random.default_rng(1), {"a": random.Random(2)}]
+        self.generator = torch.Generator().manual_seed(3)
+        closed = np.random.Generator(np.random.Philox(5))
+        self.function: Any = lambda: float(closed.normal())
+        self.late: random.Random | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Any:
+        self.late = self.late or random.Random()
+        noise = self.drawn.normal() + self.late.random() + self.function()
+        noise += self.transforms[0].normal() + self.transforms[1]["a"].gauss()
+        noise += float(torch.rand((), generator=self.generator))
+        return self.inputs[index] + noise, self.labels[index]
+
+
+@same("a data set with generators of its own (numpy's, Python's, torch's)", plain=False)
+def generators_in_data() -> Training:
+    return training(data=OwnGenerators())
+
+
+@same("the same with loader processes", plain=False)
+def generators_in_loaders() -> Training:
+    return training(data=OwnGenerators(), loader_workers=1)
+
+
+WEIGHTS = torch.arange(NUM_EXAMPLES) % 5
+
+
+@same("`sampler=WeightedSampler(...)`, longer than the data, with augmentation", plain=False)
+def weighted_sampling() -> Training:
+    def augment(batch: Batch, draws: Draws) -> Batch:
+        return batch[0] + torch.from_numpy(draws.normal(8)), batch[1]
+
+    sampler = WeightedSampler(WEIGHTS.numpy(), 61)
+    return training(data=vectors(), sampler=sampler, augment=augment)
+
+
+@same("a `DataLoader` with a `WeightedRandomSampler`", plain=False)
+def given_loader() -> Training:
+    sampler = WeightedRandomSampler(WEIGHTS.tolist(), 30, replacement=False)
+    loader = DataLoader(OwnGenerators(), BATCH, sampler=sampler, drop_last=True, num_workers=1)
+    return training(data=loader, drop_last=True)
 
 
 class Shifted(TensorDataset):
@@ -1016,7 +1116,10 @@ def list_of_tensors() -> Training:
     return training(data=list(vectors()[0]))
 
 
-@refused("a negative `clip_norm`, float16 autocast without scaling, unknown settings", "clip_norm")
+@refused(
+    "a negative `clip_norm`, autocast to another type than bfloat16 or float16, unknown settings",
+    "clip_norm",
+)
 def negative_clip() -> Training:
     return training(clip_norm=-1.0)
 
@@ -1029,17 +1132,83 @@ def plateau_by_step() -> Training:
 # ---- what samepath cannot see
 
 
-@yours("a loss over the whole batch (contrastive, batch Dice): the same bits at every count, but "
-       "each grain's own loss")  # fmt: skip
+@yours("a loss over the whole batch as `loss`, with `i_know=True`: the same bits at every count, "
+       "but each grain's own loss", i_know=True)  # fmt: skip
 def contrastive(model: nn.Module, batch: Batch) -> Tensor:
     codes = F.normalize(model(batch[0]), dim=1)
     return F.cross_entropy(codes @ codes.T / 0.1, torch.arange(len(codes)))
 
 
-@yours("batch norm, and mixing of examples (MixUp): over a grain, at every count alike",
-      model=with_batch_norm)  # fmt: skip
+@yours("batch norm, and mixing of examples (MixUp; in the loss with `i_know=True`): over a grain, "
+       "at every count alike", model=with_batch_norm, i_know=True)  # fmt: skip
 def mixing(model: nn.Module, batch: Batch) -> Tensor:
     return classify(model, (0.7 * batch[0] + 0.3 * batch[0].flip(0), batch[1]))
+
+
+@refused("a loss over the whole batch (contrastive) as `loss`", "in which examples meet each other")
+def contrastive_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return contrastive(model, batch)  # type: ignore[no-any-return]
+
+
+@refused("Dice over the batch as `loss`", "a ratio of sums")
+def dice_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return batch_dice(model(batch[0]).sigmoid(), batch)
+
+
+@refused("class weights without `weight=`", "class weights")
+def weighted_classes(model: nn.Module, batch: Batch) -> Tensor:
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    return F.cross_entropy(model(batch[0]), batch[1], weight=weight)
+
+
+@refused("a sum over examples (`reduction='sum'`)", "reduction='mean'")
+def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+@same("a loss over the whole batch by `encode` and `batch_loss` (InfoNCE, CLIP, SimCLR)")
+def contrastive_rows() -> Training:
+    def encode(model: nn.Module, batch: Batch) -> Tensor:
+        return F.normalize(model(batch[0]), dim=1)
+
+    def batch_loss(codes: Tensor) -> Tensor:
+        return F.cross_entropy(codes @ codes.T / 0.1, torch.arange(len(codes)))
+
+    return whole_batch(encode, batch_loss)
+
+
+@same(
+    "Dice over the batch, likewise; with `recompute=True` one grain's graph is in memory at a time"
+)
+def dice_of_the_batch() -> Training:
+    return whole_batch(lambda model, batch: model(batch[0]).sigmoid(), batch_dice, recompute=True)
+
+
+@same("a queue (MoCo) that `after_batch` fills from the rows of the whole batch", plain=False)
+def queue_after_batch() -> Training:
+    def encode(model: Any, batch: Batch) -> dict[str, Tensor]:
+        codes = F.normalize(model(batch[0]), dim=1)
+        return {"codes": codes, "near": codes @ model.queue.clone().T}
+
+    def batch_loss(encoded: dict[str, Tensor]) -> Tensor:
+        return encoded["near"].logsumexp(1).mean() - encoded["codes"].std()
+
+    def after_batch(model: Any, encoded: dict[str, Tensor]) -> None:
+        model.queue.copy_(torch.cat([encoded["codes"], model.queue])[: len(model.queue)])
+
+    model = around(lambda model, inputs: model.dense(inputs), queue=torch.ones(20, 4) / 2)
+    return whole_batch(encode, batch_loss, model, after_batch=after_batch)
+
+
+def batch_dice(found: Tensor, batch: Batch) -> Tensor:
+    wanted = F.one_hot(batch[1], 4).float()
+    return 1 - 2 * (found * wanted).sum() / (found.sum() + wanted.sum())
+
+
+def whole_batch(encode: Any, batch_loss: Any, model: Any = None, **settings: Any) -> Training:
+    """A training with a loss of the whole batch; a plain loop calls that as one function."""
+    loss = WholeBatchLoss(encode, batch_loss)
+    return training(model, loss=loss, encode=encode, batch_loss=batch_loss, **settings)
 
 
 @yours("sums, maxima and counts of examples in buffers: each grain's from the same start, then "

@@ -385,6 +385,7 @@ def make_trainer(spec: Spec, session: Session) -> Trainer:
         model,
         optimizer,
         make_loss(spec),
+        name="",
         batch_size=spec.batch_size,
         grain_size=spec.grain_size,
         schedule=make(optimizer),

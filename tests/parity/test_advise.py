@@ -80,7 +80,7 @@ def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = subprocess.run(
         [SAMEPATH, "advise", RECIPE, "--minutes", "0.1", "--out", str(out), "--json",
-         "--network", "here", "--network", "summit"],
+         "--network", "here", "--network", "summit", "--workers-per-node", "3"],
         capture_output=True, text=True, timeout=300, check=False,
         env=environment(tmp_path / "temporary"),
     )  # fmt: skip
@@ -92,16 +92,44 @@ def test_the_command(tmp_path: Path) -> None:
     here, summit = advice["curves"]
     assert here["rows"][0]["how"] == "measured"
     assert [row["workers"] for row in summit["rows"]] == [1, 2, 3, 4, 5]
-    assert summit["rows"][-1]["nodes"] == 1
+    assert [row["nodes"] for row in summit["rows"]] == [1, 1, 1, 2, 2]
+    assert summit["workers_per_node"] == 3
+    assert summit["nodes"] == -(-summit["best"] // 3)
     assert advice["grain_fixed"]  # it has batch norm
     assert advice["rates"]["recipe_rate"] == 0.01
-    assert advice["verdict"].count(". ") == 1
+    assert len(advice["verdict"].splitlines()) == 3
     assert read_measured(out).recipe == RECIPE
     assert {file.name for file in out.iterdir()} == {
-        "advice.html", "advice.json", "advice.png", "measured.json",
+        "advice.html", "advice.json", "advice.svg", "measured.json",
     }  # fmt: skip
     assert "timing grains" in done.stderr
     assert left(tmp_path / "temporary") == []
+
+
+def test_the_critical_batch_is_measured(tmp_path: Path) -> None:
+    """In a folder that an interrupted command left: it is gone on with."""
+    out, recipe = tmp_path / "out", tmp_path / "mine.py"
+    (out / "branches").mkdir(parents=True)
+    recipe.write_text(Path(RECIPE).read_text().replace("epochs=2", "epochs=3"))
+    done = subprocess.run(
+        [SAMEPATH, "advise", str(recipe), "--minutes", "0.1", "--out", str(out), "--json",
+         "--network", "here", "--critical-batch", "measured", "--batch-sizes", "20",
+         "--branch-at", "1", "--branch-epochs", "1", "--branch-seeds", "2"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    advice = json.loads(done.stdout)
+    found = advice["measured_batch"]
+    branches = [(branch["batch_size"], branch["seed"]) for branch in found["branches"]]
+    assert branches == [(10, 0), (10, 1), (20, 0), (20, 1)]
+    assert all(branch["curve"] for branch in found["branches"])
+    assert found["critical"] in (10, 20)
+    first, last = advice["verdict"].splitlines()
+    assert first.startswith("On this machine (")
+    assert last.count(". ") == 1
+    page = (out / "advice.html").read_text()
+    assert "The critical batch, measured" in page
+    assert page.count("data:image/svg+xml") == 2
 
 
 def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:

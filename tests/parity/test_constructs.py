@@ -18,7 +18,7 @@ from launches import Everything, Found, launch_at
 
 from samepath.engine.run.session import Link, start
 
-SETTINGS: list[tuple[int, Link]] = [(2, "auto"), (3, "auto"), (5, "auto"), (3, "network")]
+SETTINGS: list[tuple[int, Link]] = [(2, "auto"), (5, "auto"), (3, "network")]
 SAME = [c for c in CONSTRUCTS.values() if c.verdict == "same bits"]
 REFUSED = [c for c in CONSTRUCTS.values() if c.verdict == "refused"]
 COUNTED = ["python_state", "own_generator"]

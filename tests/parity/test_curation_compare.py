@@ -118,7 +118,7 @@ def test_everything_is_written(found: tuple[Path, Comparison]) -> None:
     comparison, page = finish_comparison(comparison, folder / "compare")
     content = json.loads((folder / "compare" / "comparison.json").read_text())
     assert from_json(content) == comparison
-    assert "data:image/png;base64," in page.read_text()
+    assert "data:image/svg+xml;base64," in page.read_text()
     table = comparison_table(comparison)
     assert len(table) == 1 + len(SIZES) * len(DECAYS)
     assert table[0][2:] == ["all examples (44)", "filtered (40)", "as many, kept at random (40)"]

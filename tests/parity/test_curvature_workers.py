@@ -84,5 +84,5 @@ def test_the_command_writes_a_folder_that_can_be_read_again(
         assert run["eigen_plane"]["losses"][1][1] == run["loss"]
         assert set(run["valid"]) == {"loss", "accuracy"}
     names = {path.name for path in out.iterdir()}
-    assert {"curvature.html", "spectrum.png", "lines.png", "planes.png"} < names
+    assert {"curvature.html", "spectrum.svg", "lines.svg", "planes.png"} < names
     assert "data:image/png" in (out / "curvature.html").read_text()

@@ -34,7 +34,9 @@ def make(session: Session) -> Trainer:
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    return session.prepare(model, optimizer, loss, batch_size=14, grain_size=2, clip_norm=0.5)
+    return session.prepare(
+        model, optimizer, loss, batch_size=14, grain_size=2, clip_norm=0.5, name=""
+    )
 
 
 def train(trainer: Trainer, lag: int, stop: int = STEPS, folder: Path | None = None) -> list[Any]:

@@ -23,7 +23,7 @@ def crews() -> Iterator[list[Crew]]:
         yield [two, three]
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(spec=specs())
 def test_any_training_keeps_the_promise(spec: Spec, session: Session, crews: list[Crew]) -> None:
     assert problems(spec, session, crews) == []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from samepath.data.formats.cifar10 import NUM_IMAGES, RECORD
-from samepath.data.keep_list import KeepList, write_keep_list
+from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.data.sources import labels_of
 from samepath.engine.state.progress import RunResult
 from samepath.engine.train import Request, train
@@ -94,6 +95,39 @@ def test_same_bits_at_every_worker_count_and_as_cut_by_hand(
         assert found.digest == expected.digest
         assert found.metrics == expected.metrics
     assert trained(recipe, tmp_path / "all", 1).digest != expected.digest
+
+
+RELABELLED = """
+first = recipe
+
+def recipe():
+    made = first()
+    labels = (made.train.tensors if hasattr(made.train, "tensors") else made.train)[1]
+    labels[[0, 12, 40]] = (labels[[0, 12, 40]] + 1) % 4
+    return made
+"""
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("more", "counts"), [("", (1, 2, 3, 5)), (DATASET, (1, 3))], ids=["tensors", "dataset"]
+)
+def test_new_labels_are_as_if_written_by_hand(
+    more: str, counts: tuple[int, ...], keep: str, tmp_path: Path
+) -> None:
+    recipe, by_hand = tmp_path / "whole.py", tmp_path / "by_hand.py"
+    recipe.write_text(TINY.read_text() + more)
+    by_hand.write_text(TINY.read_text() + more + RELABELLED + BY_HAND)
+    plain, path = read_keep_list(Path(keep)), tmp_path / "relabel.csv"
+    assert plain.labels is not None
+    relabelled = np.isin(np.arange(44), (0, 12, 40))
+    suggested = (plain.labels + 1) % 4
+    write_keep_list(path, replace(plain, relabelled=relabelled, suggested=suggested))
+    expected = trained(by_hand, tmp_path / "expected", 1)
+    verdict = verify(VerifyRequest(recipe=str(recipe), keep=str(path), counts=counts, steps=8))
+    assert verdict.equal
+    assert {run.digest for run in verdict.runs} == {expected.digest}
+    assert trained(recipe, tmp_path / "plain", 1, keep).digest != expected.digest
 
 
 def test_stopped_and_resumed_on_more_workers(keep: str, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ needs_kernels = pytest.mark.skipif(
 def test_a_mixed_crew_is_refused_and_told_which_machine_differs(start: str, tmp_path: Path) -> None:
     """By the weights they draw, or else by the first grain."""
     for said in run(tmp_path, "default", "no", start):
-        what = "is not that of worker 0 before" if start == "drawn" else "computes the first grain"
+        what = "differs from worker 0's before" if start == "drawn" else "computes the first grain"
         assert said.startswith("refused: ")
         assert what in said
         assert "ATEN_CPU_CAPABILITY=default" in said

@@ -26,7 +26,7 @@ from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.session import Link, Session, start
 from samepath.insight.profile.engines import shares_of
-from samepath.insight.profile.profile import gather, make_engine, take_step, timelines_of
+from samepath.insight.profile.profile import gather, make_engine, take_step
 from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings
 from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import MAIN, chrome_trace, numbers
@@ -137,7 +137,7 @@ def _train(session: Session, options: Options, name: str) -> dict[str, Any]:
         peers.close()
     found: dict[str, Any] = {"before": before, "weights": weights}
     if together is not None:
-        (timeline,) = timelines_of(together["events"], session.num_workers)
+        (timeline,) = together["timelines"]
         check_trace(chrome_trace(timeline, {}))
         for worker in range(session.num_workers):
             events = timeline.of(*MAIN, "step", worker=worker)

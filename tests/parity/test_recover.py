@@ -30,7 +30,7 @@ def trainer(session: Session) -> Trainer:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    return session.prepare(model, optimizer, loss, batch_size=6, grain_size=2)
+    return session.prepare(model, optimizer, loss, batch_size=6, grain_size=2, name="")
 
 
 def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def strided(session: Session) -> Trainer:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    return session.prepare(model, optimizer, loss, batch_size=6, grain_size=2)
+    return session.prepare(model, optimizer, loss, batch_size=6, grain_size=2, name="")
 
 
 def hand_out(folder: str, logged: int) -> None:

@@ -177,7 +177,9 @@ def test_a_signal_leaves_a_run_to_continue(
             (os.killpg if to_group else os.kill)(process.pid, number)
             stdout, stderr = process.communicate(timeout=STOP_SECONDS)
         assert process.returncode == 128 + number, stderr
-        assert stderr == ""
+        # on a slow machine there is a line of progress
+        said = [line for line in stderr.splitlines() if "examples/s" not in line]
+        assert said == []
         result = json.loads(stdout)
         written = json.loads((out / "run.json").read_text())
         assert result["status"] == written["status"] == "interrupted"

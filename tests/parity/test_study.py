@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import samepath
+from study_files import checked_study
 
+import paper_study
+from samepath.console import SilentWatcher
+from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
+from samepath.study import race as race_of_a_study
+from samepath.study import runner
+from samepath.study.opening import StudyRequest, entered, look_into
 from samepath.study.results import Study, from_json
+from samepath.study.runner import PlannedRun
 
 RECIPE = str(Path(__file__).with_name("tiny_recipe.py"))
 EPOCHS = 6
 
 
 def study(out: Path, *arguments: str, recipe: str = RECIPE) -> dict[str, Any]:
-    """`samepath study --json` in a process of its own."""
-    command = [
-        str(Path(sys.executable).with_name("samepath")),
-        "study",
-        recipe,
-        "--json",
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=300, check=False
+    content: dict[str, Any] = json.loads(
+        samepath("study", recipe, "--json", "--out", out, *arguments)
     )
-    assert done.returncode == 0, done.stderr
-    content: dict[str, Any] = json.loads(done.stdout)
+    assert checked_study(out / "study.json") == content
     return content
 
 
@@ -129,7 +128,7 @@ def test_a_batch_larger_than_the_data_is_named(raced: tuple[Path, Study]) -> Non
         ("weak", 8), ("warmup:epochs=1", 8),
     }  # fmt: skip
     assert "a batch of 80 is larger than the data (44 examples)" in impossible[0].why
-    assert found.cell("weak", 8).efficiency is None
+    assert [c.efficiency for c in found.cells if (c.strategy, c.workers) == ("weak", 8)] == [None]
 
 
 def test_again_repeats_nothing_and_finds_the_same(
@@ -142,7 +141,7 @@ def test_again_repeats_nothing_and_finds_the_same(
     assert isinstance(again, Study)
     assert {path: path.stat().st_mtime_ns for path in copy.glob("runs/*/*")} == before
     assert (again.runs, again.cells, again.verdict) == (found.runs, found.cells, found.verdict)
-    assert {path.name for path in copy.glob("*.png")} >= {"time_to_target.png", "pareto.png"}
+    assert {path.name for path in copy.glob("*.svg")} >= {"time_to_target.svg", "pareto.svg"}
 
 
 def test_a_lower_target_goes_on_with_the_same_runs(
@@ -185,14 +184,8 @@ def test_the_largest_rate_converges_and_the_next_does_not(
 
 def test_a_target_that_is_never_reached(raced: tuple[Path, Study], tmp_path: Path) -> None:
     out = copy_of(raced[0], tmp_path / "never", runs=True)
-    samepath = str(Path(sys.executable).with_name("samepath"))
-    done = subprocess.run(
-        [samepath, "study", RECIPE, "--out", str(out), "--workers", "1,2", "--max-epochs",
-         str(EPOCHS), "--target", "0.0001"],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    said = done.stderr.splitlines()[-1]
+    asked = ("--workers", "1,2", "--max-epochs", EPOCHS, "--target", "0.0001")
+    said = samepath("study", RECIPE, "--out", out, *asked, code=2).splitlines()[-1]
     assert "--target 0.0001: the sequential run did not reach it in 6 epochs" in said
     lowest = min(
         float(line["valid_loss"])
@@ -203,6 +196,203 @@ def test_a_target_that_is_never_reached(raced: tuple[Path, Study], tmp_path: Pat
     )
     assert f"the lowest it reached is {lowest:.4g}" in said
     assert not (out / "study.json").exists()
+
+
+FAIR = (
+    "--strategies", "warmup", "--workers", "1,2", "--max-epochs", str(EPOCHS),
+    "--target", "tuned", "--tune", "3", "--studies", "2", "--hold", "2",
+)  # fmt: skip
+
+ASKED: dict[str, Any] = {  # the same, in Python
+    "strategies": ("warmup",), "workers": (1, 2), "max_epochs": EPOCHS,
+    "target": "tuned", "tune": 3, "studies": 2, "hold": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tuned(
+    raced: tuple[Path, Study], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Study]:
+    """A study that goes on, fairly, in the folder of one that did not tune."""
+    out = copy_of(raced[0], tmp_path_factory.mktemp("tuned") / "study", runs=True)
+    found = from_json(study(out, *FAIR))
+    assert isinstance(found, Study)
+    return out, found
+
+
+def losses_of(run: Path) -> list[float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [float(line["valid_loss"]) for line in lines if "valid_loss" in line]
+
+
+def test_every_strategy_gets_as_many_trials(tuned: tuple[Path, Study]) -> None:
+    out, found = tuned
+    assert found.tuning is not None
+    assert found.tuning.num_trials == 3
+    places = {(t.study, t.strategy, t.workers) for t in found.tuning.trials}
+    assert places == {(n, name, k) for n in (0, 1) for name in ("strong", "warmup") for k in (1, 2)}
+    assert all(len(t.tried) == 3 for t in found.tuning.trials)
+    # the first is what is prescribed; it is the run with nothing changed
+    for trials in found.tuning.trials:
+        assert trials.tried[0].learning_rate == 0.01
+        prescribed = "strong" if trials.workers == 1 else trials.strategy
+        assert trials.tried[0].strategy == prescribed
+    one = [t for t in found.tuning.trials if t.workers == 1 and t.study == 0]
+    assert len({t.tried for t in one}) == 1, "with one worker they are all one path"
+    for n in (0, 1):
+        assert (out / f"runs/warmup-k2-seed{10_000 + n}").is_dir()
+    # no seed that trials were chosen with is reported
+    assert found.tuning.seeds == (10_000, 10_001)
+    assert {run.seed for run in found.runs} == {0, 1}
+    assert {run.study: run.seed for run in found.runs} == {0: 0, 1: 1}
+
+
+def test_the_chosen_trial_is_the_soonest_and_is_trained_again(
+    tuned: tuple[Path, Study], tmp_path: Path
+) -> None:
+    _, found = tuned
+    assert found.tuning is not None
+    runs = {(r.study, r.strategy, r.workers, r.tuned): r for r in found.runs}
+    assert len(runs) == len(found.runs) == 2 * 2 * 2 * 2
+    others = [t for t in found.tuning.trials if t.chosen]
+    assert others, "at least one strategy is better tuned, or the test shows nothing"
+    for trials in found.tuning.trials:
+        chosen = trials.tried[trials.chosen]
+        assert chosen.seconds == min(trial.seconds for trial in trials.tried)
+        folder = runs[trials.study, trials.strategy, trials.workers, True].folder
+        prescribed = runs[trials.study, trials.strategy, trials.workers, False].folder
+        assert (folder == prescribed) == (trials.chosen == 0)
+    trials = others[-1]
+    chosen = trials.tried[trials.chosen]
+    record = runs[trials.study, trials.strategy, trials.workers, True]
+    assert record.last is not None
+    request = Request(
+        recipe=RECIPE,
+        num_workers=2,
+        strategy=chosen.strategy,
+        virtual_workers=trials.workers,
+        learning_rate=chosen.learning_rate,
+        seed=record.seed,
+        epochs=record.last.epoch,
+        target="none",
+        out=tmp_path / "run",
+    )
+    assert train(request)[0].valid_loss == record.last.valid_loss
+
+
+def test_trials_that_end_early_change_no_choice(
+    tuned: tuple[Path, Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same study with trials that go on: a trial that was ended is trained to its end."""
+    out, found = tuned
+    assert found.tuning is not None
+    given = [trial.epochs for trials in found.tuning.trials for trial in trials.tried]
+    assert min(given) < EPOCHS, "at least one trial was ended, or the test shows nothing"
+    assert all(trials.tried[0].epochs == EPOCHS for trials in found.tuning.trials)
+    monkeypatch.setattr(race_of_a_study, "ended_before", lambda latest, entry, clock: entry)
+    request = StudyRequest(recipe=RECIPE, out=copy_of(out, tmp_path / "whole", runs=True), **ASKED)
+    whole = race_of_a_study.race(request, SilentWatcher())
+    assert whole.tuning is not None
+    assert {t.epochs for trials in whole.tuning.trials for t in trials.tried} == {EPOCHS}
+    chosen = [(t.study, t.strategy, t.workers, t.chosen) for t in found.tuning.trials]
+    assert [(t.study, t.strategy, t.workers, t.chosen) for t in whole.tuning.trials] == chosen
+    assert (whole.runs, whole.cells) == (found.runs, found.cells)
+
+
+def test_the_tuned_target_is_the_median_of_the_best_trials_reruns(
+    tuned: tuple[Path, Study],
+) -> None:
+    out, found = tuned
+    epochs = 5  # three quarters of six, upwards
+    again = [path for path in (out / "runs").iterdir() if path.name.endswith(tuple(
+        f"seed{20_000 + n}" for n in range(5)
+    ))]  # fmt: skip
+    assert len(again) == 5
+    assert len({path.name.rpartition("-")[0] for path in again}) == 1, "of one trial"
+    lowest = sorted(min(losses_of(path)[:epochs]) for path in again)
+    assert found.target.loss == lowest[2]
+    assert (found.target.how, found.target.fraction, found.target.hold) == ("tuned", 0.75, 2)
+    trial = again[0].name.rpartition("-")[0]
+    tried = {
+        path.name: min(losses_of(path)[:epochs])
+        for path in (out / "runs").iterdir()
+        if path.name.startswith("strong") and path.name.endswith("seed10000")
+    }
+    assert len(tried) == 3
+    assert min(tried, key=lambda name: tried[name]) == f"{trial}-seed10000"
+
+
+def test_a_target_is_held_for_two_evaluations(tuned: tuple[Path, Study]) -> None:
+    _, found = tuned
+    reached = [run for run in found.runs if run.reached]
+    assert reached
+    for run in found.runs:
+        within = [e.valid_loss is not None and e.valid_loss <= found.target.loss for e in run.curve]
+        pairs = list(itertools.pairwise(within))
+        assert run.reached == any(map(all, pairs))
+        assert not any(map(all, pairs[:-1])), "the curve ends there"
+
+
+def test_a_tuned_study_goes_on_and_finds_the_same(tuned: tuple[Path, Study]) -> None:
+    out, found = tuned
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/run.json")}
+    again = from_json(study(out, *FAIR))
+    assert isinstance(again, Study)
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/run.json")} == before
+    assert (again.runs, again.cells, again.tuning) == (found.runs, found.cells, found.tuning)
+    assert again.verdict.startswith("Tuned with 3 trials each: a loss of ")
+
+
+def test_a_study_goes_on_from_what_is_kept_of_its_runs(
+    tuned: tuple[Path, Study], tmp_path: Path
+) -> None:
+    """As `benchmarks/paper_study.py` does on another machine: nothing is trained again."""
+    out, found = tuned
+    file, copy = tmp_path / "kept.jsonl", copy_of(out, tmp_path / "copy", runs=False)
+    number = paper_study.save(out, file)
+    assert number == len(list(out.glob("runs/*")))
+    assert paper_study.restore(copy, file) == number
+    request = StudyRequest(recipe=RECIPE, out=copy, **ASKED)
+    again = race_of_a_study.race(request, SilentWatcher())
+    assert not list(copy.glob("runs/*/checkpoints"))
+    assert (again.runs, again.cells, again.tuning) == (found.runs, found.cells, found.tuning)
+    shutil.rmtree(copy / "runs")
+    assert paper_study.save(copy, file) == number, "what is kept stays"
+    kept = map(json.loads, file.read_text().splitlines())
+    measured = [line["run"] for line in kept if "measured" in line.get("epochs", {})]
+    assert any("noise" in run for run in measured), "what a strategy has measured is kept too"
+
+
+def test_several_recipes_end_with_a_profile(raced: tuple[Path, Study], tmp_path: Path) -> None:
+    recipes = [Path(shutil.copy(RECIPE, tmp_path / f"{name}.py")) for name in ("one", "two")]
+    out = tmp_path / "both"
+    for recipe in recipes:  # what was timed is timed
+        request = StudyRequest(recipe=str(recipe), out=out / recipe.stem)
+        with entered(look_into(request), request, "race"):
+            shutil.copy(raced[0] / "clock.json", request.folder)
+    asked = ("--strategies", "weak", "--workers", "1,2", "--max-epochs", "2", "--target", "auto")
+    content = json.loads(samepath("study", *recipes, "--json", "--out", out, *asked))
+    assert content["kind"] == "profiles"
+    assert [Path(recipe).stem for recipe in content["recipes"]] == ["one", "two"]
+    own = {p["strategy"]: p for p in content["profiles"] if p["workers"] is None}
+    for place, recipe in enumerate(recipes):
+        found = checked_study(out / recipe.stem / "study.json")
+        times = {
+            name: min(
+                cell["seconds"]["median"]
+                for cell in found["cells"]
+                if cell["strategy"] == name and cell["seconds"] is not None
+            )
+            for name in own
+        }
+        for name, profile in own.items():
+            assert profile["ratios"][place] == times[name] / min(times.values())
+    assert {path.name for path in out.iterdir()} == {
+        "one", "two", "profiles.json", "profile.png", "report.html",
+    }  # fmt: skip
+    page = (out / "report.html").read_text()
+    assert "Performance over all recipes" in page
+    assert "two: time to a validation loss" in page
 
 
 def test_batch_sizes_at_several_rates(tmp_path: Path) -> None:
@@ -217,6 +407,29 @@ def test_batch_sizes_at_several_rates(tmp_path: Path) -> None:
     assert [epoch["steps"] for epoch in runs[12, 0.1]["curve"]] == [4, 8]
     assert runs[44, 0.01]["curve"][0]["learning_rate"] == 0.01
     assert "accuracy" in runs[4, 0.01]["curve"][-1]["metrics"]
-    assert (out / "preferred_batch.png").is_file()
+    assert (out / "preferred_batch.svg").is_file()
     lines = (out / "study.csv").read_text().splitlines()
     assert len(lines) == 1 + 6
+
+
+def test_a_run_goes_on_with_cores_that_become_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long run begins with one of two cores. When the short one has ended it is stopped, and
+    goes on with both, to the same bits."""
+    monkeypatch.setattr(runner, "SHARING_SECONDS", 0.5)
+    slow = tmp_path / "slow.py"
+    text = Path(RECIPE).read_text()
+    slow.write_text(text.replace('os.environ.get("SLOW_SECONDS", "0")', '"0.03"'))
+    assert slow.read_text() != text
+    request = StudyRequest(recipe=str(slow), out=tmp_path / "study")
+    opened = look_into(request)
+    short, long = (
+        PlannedRun(folder=f"runs/{n}", label=str(n), options=replace(opened.options, epochs=n))
+        for n in (1, 8)
+    )
+    runner.train_runs([short, long], opened, request, SilentWatcher(), cores=2)
+    found = RunFolder(tmp_path / "study" / long.folder).read()
+    assert [start["num_workers"] for start in found["starts"]] == [1, 2]
+    expected, _ = train(Request(recipe=RECIPE, num_workers=1, epochs=8, out=tmp_path / "alone"))
+    assert found["result"]["digest"] == expected.digest

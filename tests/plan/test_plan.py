@@ -153,13 +153,6 @@ def test_where_they_share_evenly_each_has_one_grain(share: int, data: st.DataObj
     assert (size, plan.num_grains, division.most_grains) == (share, most, 1)
 
 
-@pytest.mark.parametrize("most", [0, -1, 9])
-def test_more_workers_than_examples_are_refused(most: int) -> None:
-    says = f"max_workers is {most}, and a batch has 8 examples; give a number from 1 to 8"
-    with pytest.raises(ValueError, match=says):
-        grain_size_for(8, most)
-
-
 # ---- assignment
 
 costs_of_some = st.lists(st.integers(1, 1000), min_size=1, max_size=12).map(tuple)

@@ -242,3 +242,37 @@ def test_convolution_has_second_derivatives() -> None:
 
     assert torch.autograd.gradcheck(convolve, (images, *parameters))
     assert torch.autograd.gradgradcheck(convolve, (images, *parameters))
+
+
+# ---- shades
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+def test_shaded_densities_are_the_density_with_weights_times_shades(num_dims: int) -> None:
+    """Values and gradients, against the one-channel density with the shade in its weights."""
+    torch.manual_seed(0)
+    model = DeepDensity(num_dims, side=SIDE, num_filters=2, num_components=4, num_channels=2)
+    model = model.double()
+    outputs = torch.randn(2, model.num_outputs, dtype=torch.float64, requires_grad=True)
+    made = deepdensity.evaluate_shaded(model.decode(outputs), model.shades(outputs), SIDE)
+    mixture, shades = model.decode(outputs), model.shades(outputs)[..., 0]
+    shaded = mixture._replace(log_alpha=mixture.log_alpha + shades.log())
+    expected = torch.stack([deepdensity.evaluate_density(m, SIDE) for m in (mixture, shaded)], 1)
+    torch.testing.assert_close(made, expected)
+    weights = torch.randn_like(made)
+    gradient, of_expected = (
+        torch.autograd.grad((of * weights).sum(), outputs)[0] for of in (made, expected)
+    )
+    torch.testing.assert_close(gradient, of_expected)
+    images = torch.rand(2, 2, *[SIDE] * num_dims, dtype=torch.float64)
+    assert model(images).shape == images.shape
+    assert (model(images)[:, 1] <= model(images)[:, 0]).all()
+
+
+def test_a_gradient_of_the_shaded_gradient_is_right() -> None:
+    model = DeepDensity(1, side=4, num_filters=2, num_components=2, num_channels=2).double()
+    outputs = torch.randn(1, model.num_outputs, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(
+        lambda given: deepdensity.evaluate_shaded(model.decode(given), model.shades(given), 4),
+        (outputs,),
+    )

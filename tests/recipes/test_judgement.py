@@ -264,12 +264,12 @@ def test_the_table_reads_in_plain_words(honest: Judgement, blurry: Judgement) ->
         assert len(rows) == num_rows
         assert all(row[0] and row[-1] for row in rows[1:])
     reading = {row[0]: row[-1] for row in table(honest)}
-    assert reading["told from held-out by voxels"] == "no better than chance (0.5)"
+    assert reading["classifier: generated or held-out, by voxels"] == "no better than chance (0.5)"
     assert reading["copies of training"] == "no more than among real ones"
     reading = {row[0]: row[-1] for row in table(blurry)}
-    assert "classifier accuracy" in reading["told from held-out by voxels"]
+    assert "classifier accuracy" in reading["classifier: generated or held-out, by voxels"]
     assert reading["sphericity"].startswith("differs: mean +")
-    assert reading["told from reconstructions"] == "no better than chance (0.5)"
+    assert reading["classifier: generated or reconstructed"] == "no better than chance (0.5)"
 
 
 def test_what_cannot_be_judged_is_refused() -> None:

@@ -10,13 +10,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from report_runs import count_pixels, epoch_lines, write_run
+from ui_folders import make_run
 
 from samepath.insight.folder import Kind, write_finding
 from samepath.report.show import (
+    compared_runs,
     draw_loss_curves,
     draw_losses,
+    draw_metrics,
     draw_noise,
     finding_sections,
+    metric_names,
     noise_lines,
 )
 
@@ -80,6 +84,18 @@ def test_curves_on_each_other_can_both_be_seen(tmp_path: Path) -> None:
         assert count_pixels(image, colour) > 300, colour
 
 
+def test_metrics_of_training_and_validation(tmp_path: Path) -> None:
+    lines = [
+        {**line, "epoch_train_dice": 0.1, "valid_dice": "NaN", "valid_ema_loss": 2.0}
+        for line in epoch_lines(3, 1.0)
+    ]
+    assert metric_names(lines) == ["dice", "ema_loss"]
+    assert metric_names(epoch_lines(3, 1.0)) == []
+    image = imread(draw_metrics(lines, tmp_path / "a.png", "test"))
+    for colour in ("#d95f02", "#08519c"):
+        assert count_pixels(image, colour) > 100, colour
+
+
 def test_losses_of_odd_runs(tmp_path: Path) -> None:
     """No epoch yet, no validation, a loss that is no number."""
     unfinished = write_run(
@@ -96,6 +112,24 @@ def test_losses_of_odd_runs(tmp_path: Path) -> None:
     draw_losses({"unfinished": unfinished}, tmp_path / "one.png", title="test")
     draw_losses(runs, tmp_path / "all.png", title="test")
     assert imread(tmp_path / "all.png").shape[1] == 1300
+
+
+def test_runs_are_compared_in_a_table(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", 60)
+    two = make_run(tmp_path / "two", 60, seconds=0.02)
+    other = make_run(tmp_path / "other", 30, digest="e" * 64, seed=7)
+    begun = make_run(tmp_path / "begun", 0, status="running")
+    words, table = compared_runs([one, two, other, begun])
+    assert words == "one and two ended with the same bits: the same path."
+    head, *lines = table
+    found = [dict(zip(head, line, strict=True)) for line in lines]
+    assert [line["run"] for line in found] == ["one", "two", "other", "begun"]
+    assert [line["digest"] for line in found] == ["d4bc0797d4bc"] * 2 + ["e" * 12, ""]
+    assert [line["seed"] for line in found] == ["0", "0", "7", "0"]
+    assert found[0]["time"] != found[1]["time"]
+    assert found[0]["training loss"] == "0.5"
+    assert found[3]["validation loss"] == found[3]["time"] == ""
+    assert compared_runs([one, other])[0] == "No two of these runs ended with the same bits."
 
 
 def test_draws_what_is_there(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +16,19 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from measured_steps import made_clock
+from study_files import checked_study
 
+import write_study_docs
+from samepath.files import finite
 from samepath.report import study as study_report
 from samepath.report.study import loss_picture, write_report
 from samepath.report.study_figures import draw_losses_of, gap, pareto_front, warmup_epochs
-from samepath.report.study_verdict import grid_metrics, preferred_batches, verdict
+from samepath.report.study_verdict import (
+    grid_metrics,
+    preferred_batches,
+    race_verdict,
+    verdict,
+)
 from samepath.study.race import cells_of
 from samepath.study.results import (
     Ended,
@@ -31,8 +41,13 @@ from samepath.study.results import (
     RunRecord,
     Study,
     Target,
+    Trials,
     Tried,
+    Tuning,
+    TuningTrial,
+    to_json,
 )
+from samepath.study.tuning import ranges_of
 from samepath.timing.links import NetworkFacts
 
 TARGET = 0.0016384
@@ -174,6 +189,52 @@ def race(
     )
 
 
+def saved_by_tuning(name: str, workers: int) -> tuple[Ended, float]:
+    """As in the paper, but that tuning helps linear."""
+    if name == "linear" and workers > 1:
+        return "target", workers**0.2
+    return as_in_the_paper(name, workers)
+
+
+def fair_race(strategies: Sequence[str] = ("strong", "weak", "linear", "warmup")) -> Study:
+    """Five studies of a seed each, as prescribed and tuned; a third of linear's fail at 32."""
+    workers, seeds = (1, 2, 8, 32), (0, 1, 2, 3, 4)
+    study = race(strategies, workers, seeds)
+    tuned = race(strategies, workers, seeds, saved_by_tuning)
+    runs = [replace(run, study=run.seed) for run in study.runs]
+    for run in tuned.runs:
+        run = replace(run, study=run.seed, tuned=True)
+        if (run.strategy, run.workers) == ("linear", 32) and run.seed in (1, 3):
+            run = replace(run, ended="stuck")
+        runs.append(run)
+    trials = [
+        Trials(
+            study=number,
+            strategy=name,
+            workers=k,
+            tried=(
+                TuningTrial(
+                    strategy=name, learning_rate=0.00105, reached=1, seconds=90.0, loss=0.0016
+                ),
+                TuningTrial(
+                    strategy=name, learning_rate=0.0003, reached=0, seconds=math.inf, loss=math.nan
+                ),
+            ),
+            chosen=0,
+        )
+        for number, name, k in itertools.product(seeds, strategies, workers)
+    ]
+    tuning = Tuning(
+        num_trials=2,
+        ranges=ranges_of(strategies),
+        seeds=tuple(10_000 + seed for seed in seeds),
+        trials=tuple(trials),
+    )
+    cells = tuple(cells_of(runs, strategies, workers, fair=True))
+    study = replace(study, runs=tuple(runs), cells=cells, studies=len(seeds), tuning=tuning)
+    return replace(study, verdict=race_verdict(study))
+
+
 def grid(seeds: Sequence[int] = (0, 1, 2), metric: str = "accuracy") -> GridStudy:
     batches, rates = (16, 64, 256, 1024, 4096), (0.001, 0.01, 0.1, 1.0)
     runs = []
@@ -268,7 +329,7 @@ def test_tables_agree_with_the_runs() -> None:
     assert rows[2][1] == f"{four:#.3g} s †"
     assert rows[2][3] == "diverged"
     study = race(("strong",), (1,), (0, 1, 2))
-    seconds = study.cell("strong", 1).seconds
+    seconds = study.cells[0].seconds
     assert seconds is not None
     low, middle, high = (f"{s / 60:#.3g}" for s in (seconds.low, seconds.median, seconds.high))
     assert study_report.time_table(study)[1][1] == f"{middle} min ({low} to {high})"
@@ -298,6 +359,46 @@ def test_runs_and_facts() -> None:
     rates = study_report.rates_table(study)
     assert rates[2][0] == "0.00105 (chosen)"
     assert rates[3] == ["0.0021", "no", "NaN", "not a number at step 9"]
+
+
+def test_tables_of_a_tuned_race_have_two_lines_of_each() -> None:
+    study = fair_race()
+    rows = study_report.summary_table(study)
+    assert rows[0] == ["strategy", "1 worker", "2 workers", "8 workers", "32 workers"]
+    assert [row[0] for row in rows[1:5]] == [
+        *("strong, tuned", "strong, as prescribed", "weak, tuned", "weak, as prescribed"),
+    ]
+    lines = {row[0]: row[1:] for row in rows[1:]}
+    assert lines["linear, as prescribed"][1:] == ["not reached, 0 of 5"] * 3
+    assert re.fullmatch(
+        r"[\d.]+ (s|min) \([\d.]+ to not reached\) †, 3 of 5", lines["linear, tuned"][3]
+    )
+    assert re.fullmatch(r"[\d.]+ min \([\d.]+ to [\d.]+\), 5 of 5", lines["strong, tuned"][0])
+    assert lines["weak, tuned"][3] == "batch larger than the data"
+    times = study_report.time_table(study)
+    assert times[0][:2] == ["workers", ""]
+    assert [row[:2] for row in times[1:3]] == [["1", "as prescribed"], ["1", "tuned"]]
+    assert len(times) == len(study_report.efficiency_table(study, study.strategies)) == 1 + 2 * 4
+    facts = dict(study_report.facts_table(study))
+    assert facts["studies"] == "5"
+    assert facts["trials are drawn from"] == (
+        "learning rate 0.1 to 10 times the strategy's own; warm-up epochs 0.25 to 4 times the "
+        "strategy's own; evenly on a logarithmic scale"
+    )
+    trials = study_report.trials_table(study)
+    assert len(trials) == 1 + 2 * 5 * 4 * 4
+    assert trials[2][3:] == ["strong", "0.0003", "not reached", "none", ""]
+
+
+def test_the_verdict_on_a_tuned_race() -> None:
+    said = fair_race().verdict
+    assert said.startswith("Tuned with 2 trials each: a loss of 0.001638 is reached soonest by ")
+    tuned, _, prescribed = said.partition(" As prescribed: ")
+    assert "more than half of its studies reached it" in tuned
+    assert "linear: not reached with 2, 8 and 32 workers (diverged)" in prescribed
+    assert "linear: not reached" not in tuned
+    repeated = replace(fair_race().only(tuned=False), tuning=None)
+    assert race_verdict(repeated).startswith("A loss of 0.001638 is reached soonest by ")
 
 
 # --------------------------------------------------------------------------------------- figures
@@ -350,15 +451,17 @@ def test_preferred_batches() -> None:
 def check_files(study: Study | GridStudy, folder: Path) -> str:
     """Write a report and look at its files; the page's text."""
     page = write_report(study, folder)
-    text = page.read_text()
-    pictures = sorted(folder.glob("*.png"))
+    text = page.read_text(encoding="utf-8")
+    pictures = sorted(folder.glob("*.svg"))
     for picture in pictures:
-        height, width, _ = imread(picture).shape
-        assert 900 <= width <= 1500, picture
-        assert 500 <= height <= 1400, picture
-    assert text.count("data:image/png;base64,") == len(pictures)
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", text), "it refers to other files"
-    assert "http" not in text
+        found = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', picture.read_text())
+        assert found, picture
+        width, height = map(float, found.groups())
+        assert 500 <= width <= 830, picture
+        assert 270 <= height <= 780, picture
+    assert text.count("data:image/svg+xml;base64,") == len(pictures)
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text), "it refers to other files"
+    assert "http" not in re.sub(r"base64,[^\"]*", "", text)
     assert "<script" not in text
     assert study.verdict in text
     return text
@@ -369,15 +472,42 @@ def test_report_of_a_race(tmp_path: Path) -> None:
     text = check_files(study, tmp_path / "report")
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names == {
-        *("report.html", "study.csv", "time_to_target.png", "efficiency.png", "pareto.png"),
-        *("generalisation_gap.png", "loss_strong.png", "loss_weak.png", "loss_linear.png"),
-        "loss_warmup.png",
+        *("report.html", "study.csv", "time_to_target.svg", "efficiency.svg", "pareto.svg"),
+        *("generalisation_gap.svg", "loss_strong.svg", "loss_weak.svg", "loss_linear.svg"),
+        "loss_warmup.svg",
     }
     for heading in ("Efficiency", "Measured against modelled", "All runs"):
         assert f"<h2>{heading}</h2>" in text
     assert "NaN" in text
     assert "†" in text
     check_csv(study, tmp_path / "report" / "study.csv")
+
+
+def test_report_of_a_tuned_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = fair_race(("strong", "linear"))
+    text = check_files(study, tmp_path / "report")
+    names = {path.name for path in (tmp_path / "report").glob("*.svg")}
+    assert {"time_to_target.svg", "time_to_target_prescribed.svg", "loss_linear.svg"} <= names
+    first, *_ = re.findall(r"<h2>(.*?)</h2>", text)[1:]
+    assert first == "Time to target", "the result comes first"
+    assert "<h2>Trials</h2>" in text
+    lines = list(csv.DictReader((tmp_path / "report" / "study.csv").read_text().splitlines()))
+    assert len(lines) == len(study.runs)
+    assert {line["settings"] for line in lines} == {"as prescribed", "tuned"}
+    assert {line["study"] for line in lines} == {"0", "1", "2", "3", "4"}
+    file = tmp_path / "report" / "study.json"
+    file.write_text(json.dumps(finite(to_json(study))))
+    checked_study(file)
+    # what `benchmarks/paper_study.py` has written to the docs in the end
+    root = Path(shutil.copytree(write_study_docs.ROOT / "docs", tmp_path / "docs")).parent
+    (root / "benchmarks" / "results").mkdir(parents=True)
+    monkeypatch.setattr(write_study_docs, "ROOT", root)
+    write_study_docs.write_tuned(tmp_path / "report")
+    page = (root / "docs" / "study.md").read_text()
+    assert f"> {study.verdict}" in page
+    assert "| linear, tuned | " in page
+    for picture in re.findall(r"images/study_tuned_\w+\.svg", page):
+        assert (root / "docs" / picture).is_file()
 
 
 def check_csv(study: Study, file: Path) -> None:
@@ -465,8 +595,8 @@ def test_report_of_a_grid(metric: str, tmp_path: Path) -> None:
     study = grid(seeds=(0, 1) if metric == "accuracy" else (0,), metric=metric)
     check_files(study, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
-        *("report.html", "study.csv", "accuracy_by_batch.png", "preferred_batch.png"),
-        "generalisation_gap.png",
+        *("report.html", "study.csv", "accuracy_by_batch.svg", "preferred_batch.svg"),
+        "generalisation_gap.svg",
     }
     lines = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
     assert len(lines) == len(study.runs)
@@ -483,4 +613,4 @@ def test_loss_pictures_have_names_of_their_own() -> None:
     strategies = ("a:b=1", "a b=1", "warmup:epochs=10", "../x")
     study = replace(race(("strong",), (1,), (0,)), strategies=strategies)
     names = [loss_picture(study, name) for name in study.strategies]
-    assert names == ["loss_1.png", "loss_2.png", "loss_warmup-epochs-10.png", "loss_..-x.png"]
+    assert names == ["loss_1.svg", "loss_2.svg", "loss_warmup-epochs-10.svg", "loss_..-x.svg"]

@@ -11,7 +11,7 @@ import pytest
 
 from samepath.report.study_verdict import verdict
 from samepath.report.words import duration
-from samepath.study.results import Cell, Ended, Interval
+from samepath.study.results import Cell, Ended, Interval, Prediction
 from samepath.timing.measured import How
 
 
@@ -71,8 +71,9 @@ def test_one_leads_everywhere() -> None:
     warmup = times("warmup", {1: 100.0, 2: 60.0, 4: None, 8: None}, "stuck")
     linear = times("linear", {1: 100.0, 2: None, 4: None, 8: None})
     assert judged(STRONG + slower + warmup + linear) == (
-        "A loss of 0.004 is reached soonest by strong with 8 workers: 15 s (modelled), 6.7 times "
-        "as fast as one worker; soonest by worker count: strong (2, 4 and 8 workers). Strong, weak "
+        "A loss of 0.004 is reached soonest by strong with 8 workers: 15 s (modelled, not "
+        "checked), 6.7 times as fast "
+        "as one worker; soonest by worker count: strong (2, 4 and 8 workers). Strong, weak "
         f"and sqrt: {EVERYWHERE}; warmup: not reached with 4 and 8 workers (stuck); linear: not "
         "reached with 2, 4 and 8 workers (diverged)."
     )
@@ -92,8 +93,9 @@ def test_different_leaders_and_ties() -> None:
     lars = times("lars", {1: 100.0, 2: 52.1, 4: 25.0, 8: 10.0})
     late = times("weak", {1: 100.0, 2: 70.0, 4: 60.0, 8: 50.0})
     assert judged(STRONG + lars + late) == (
-        "A loss of 0.004 is reached soonest by lars with 8 workers: 10 s (modelled), 10 times as "
-        "fast as one worker; soonest by worker count: strong and lars (2 workers), lars (4 and 8 "
+        "A loss of 0.004 is reached soonest by lars with 8 workers: 10 s (modelled, not "
+        "checked), 10 times as fast "
+        "as one worker; soonest by worker count: strong and lars (2 workers), lars (4 and 8 "
         f"workers). Strong, lars and weak: {EVERYWHERE}."
     )
 
@@ -127,12 +129,48 @@ def test_nothing_reached() -> None:
     )
     half = judged([cell("strong", 2, None, seeds=2, reached=1)])
     assert "is not reached by more than half of the seeds with 2 workers" in half
+    assert "Strong: not reached with 2 workers (diverged)" in half, "one seed did reach it"
     assert judged([]).startswith("Nothing was raced")
 
 
 def test_without_one_worker() -> None:
     cells = [cell("strong", 2, 52.0, one=None), cell("strong", 4, 27.0, one=None)]
     assert "27 s (measured), with no time of one worker to compare it with" in judged(cells)
+
+
+def checked(measured: float, modelled: float) -> list[Prediction]:
+    """The model's own check with two workers."""
+    return [
+        Prediction(
+            strategy="strong",
+            workers=2,
+            measured_efficiency=measured,
+            modelled_efficiency=modelled,
+        )
+    ]
+
+
+def test_the_models_error_stands_beside_a_modelled_time() -> None:
+    said = verdict(STRONG, 0.004, "recipe", predictions=checked(0.8, 0.84))
+    assert "strong with 8 workers: 15 s (modelled, the model 5% off with 2 workers), 6.7" in said
+    measured = verdict(STRONG[:2], 0.004, "recipe", predictions=checked(0.8, 0.84))
+    assert "with 2 workers: 52 s (measured), 1.9 times" in measured
+
+
+def test_a_model_that_fails_its_check_is_not_quoted() -> None:
+    """Only what was measured is; who reached the target does not depend on the model."""
+    off = checked(0.4, 0.892)
+    said = verdict(STRONG, 0.004, "recipe", predictions=off)
+    assert said == (
+        "A loss of 0.004 is reached soonest by strong with 2 workers: 52 s (measured), 1.9 times "
+        "as fast as one worker; modelled times are not quoted, the model 123% off with 2 workers. "
+        f"Strong: {EVERYWHERE}."
+    )
+    none = verdict(STRONG[2:], 0.004, "recipe", predictions=off)
+    assert none.startswith("A loss of 0.004 is reached; modelled times are not quoted, the model")
+    assert "times as fast" not in none
+    alone = verdict([STRONG[0], *STRONG[2:]], 0.004, "recipe", predictions=off)
+    assert "with 1 worker: 100 s (measured); modelled times" in alone, "others were tried"
 
 
 def test_what_reached_means_if_seeds_differ() -> None:
@@ -172,7 +210,7 @@ def test_two_true_sentences_of_anything(seed: int) -> None:
     best = min(more.values())
     hows = {c.how for c in cells if more.get((c.strategy, c.workers), math.inf) <= 1.01 * best}
     assert duration(best) in first
-    assert any(f"({how})" in first for how in hows)
+    assert any(f"({how}" in first for how in hows)
     for name in {c.strategy for c in cells}:
         (fate,) = (part for part in second.split("; ") if name in part.lower())
         reached = [(name, c.workers) in found for c in cells if c.strategy == name]

@@ -184,17 +184,7 @@ def test_only_two_rules_measure_and_only_for_several_workers() -> None:
     assert not any(find_strategy(name).measures(1) for name in BUILT_IN)
 
 
-# ---- fixed rules
-
-
-@pytest.mark.parametrize("k", WORKERS)
-def test_fixed_rules(k: int) -> None:
-    for epoch, fraction in ((0, 0.0), (0, 0.5), (3, 0.25), (100, 0.0)):
-        moment = {"epoch": epoch, "fraction": fraction}
-        assert asked("strong", k, **moment) == Choice()
-        assert asked("weak", k, **moment) == Choice(batch=k)
-        assert asked("linear", k, **moment) == Choice(batch=k, learning_rate=k)
-        assert asked("sqrt", k, **moment) == Choice(batch=k, learning_rate=math.sqrt(k))
+# ---- one worker (what fixed rules make of several: parity/test_strategy_updates.py)
 
 
 SEQUENTIAL = [
@@ -276,12 +266,6 @@ def test_growth_and_decay_have_the_same_noise(
     assert 1 <= growth.batch <= max(1, min(k, most_batch))
     if factor**passed <= min(k, most_batch):
         assert growth.learning_rate == 1.0, "below its limit the batch alone changes"
-
-
-def test_growth_in_figures() -> None:
-    found = [asked("growth", 8, epoch=epoch) for epoch in (0, 9, 10, 19, 20, 99)]
-    assert [choice.batch for choice in found] == [1, 1, 5, 5, 8, 8]
-    assert [choice.learning_rate for choice in found] == [1, 1, 1, 1, 8 / 25, 8 / 25]
 
 
 # ---- curvature

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from measured_steps import made_clock
 
 from samepath.cli import main
 from samepath.engine.run.options import Options, Overrides, resolve
 from samepath.recipe import find_recipe
-from samepath.study.race import file_name, race_entries, same_as_strong
+from samepath.study.opening import StudyRequest, look_into
+from samepath.study.race import ended_before, file_name, race_entries, same_as_strong
+from samepath.study.runner import PlannedRun, request_for
+from samepath.timing.model import Clock
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,38 @@ def test_rates_have_folders_of_their_own(options: Options) -> None:
     assert file_name("../mine.py") == "..-mine.py"
 
 
+def test_a_trial_has_the_epochs_that_end_before_the_best_one(options: Options) -> None:
+    clock = Clock(made_clock(grain_size=options.grain_size, grain_fixed=True))
+    (entry,) = race_entries(options, [], [1], [0])
+    step_seconds, _ = clock.step_seconds(batch_size=options.batch_size, workers=1)
+    epoch = options.plan.steps_per_epoch * step_seconds
+    for latest, epochs in ((0.0, 1), (1.5 * epoch, 1), (3.5 * epoch, 3), (9 * epoch, 4)):
+        ended = ended_before(latest, entry, clock)
+        assert ended.run is not None
+        assert (ended.options.epochs, ended.run.options.epochs) == (epochs, epochs)
+    assert ended_before(math.inf, entry, clock) is entry
+    (_, measured) = race_entries(options, ["noise"], [2], [0])[-2:]
+    assert measured.options.strategy == "noise"
+    assert ended_before(epoch, measured, clock) is measured, "what it will do is not known"
+
+
+def test_what_shapes_a_path_reaches_the_run(options: Options, tmp_path: Path) -> None:
+    request = StudyRequest(recipe="digits", out=tmp_path / "study")
+    own = replace(options, exact=False, compile=True, threads=3, seed=7, learning_rate=0.5)
+    run = PlannedRun(folder="runs/a", label="a", options=own)
+    asked = request_for(run, look_into(request), request, workers=1)
+    for name in (
+        "exact",
+        "compile",
+        "threads",
+        "seed",
+        "learning_rate",
+        "batch_size",
+        "grain_size",
+    ):
+        assert getattr(asked, name) == getattr(own, name), name
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -77,6 +114,14 @@ def test_rates_have_folders_of_their_own(options: Options) -> None:
         (["--target", "low"], ["--target low", "auto"]),
         (["--target", "auto:2"], ["--target auto:2"]),
         (["--seeds", "0"], ["--seeds 0"]),
+        (["--tune", "0"], ["--tune 0", "at least 2 trials"]),
+        (["--tune", "1"], ["--tune 1", "leave it out"]),
+        (["--studies", "0"], ["--studies 0", "at least 1"]),
+        (["--hold", "0"], ["--hold 0", "at least 1"]),
+        (["--hold", "11"], ["--hold 11", "--patience 10", "longer patience"]),
+        (["--target", "tuned"], ["--target tuned", "add --tune N"]),
+        (["--studies", "101", "--seeds", "100"], ["--studies 101 of --seeds 100", "fewer"]),
+        (["--batch-sizes", "64", "--tune", "3"], ["leave --tune out"]),
         (
             ["--batch-sizes", "64", "--learning-rate", "0.1"],
             ["--learning-rate ", "--learning-rates"],
@@ -95,6 +140,16 @@ def test_rates_have_folders_of_their_own(options: Options) -> None:
         (["--batch-size", "4096"], ["4096", "larger than the data"]),
         (["--out", "there.txt"], ["there.txt is a file"]),
         (["--out", "full"], ["full is not empty and holds no study"]),
+        # several recipes
+        (["digits"], ["two recipes are called 'digits'"]),
+        (["nodules-smal"], ["nodules-smal"]),
+        (["nodules-small", "--out", "there.txt"], ["there.txt is a file"]),
+        (["nodules-small", "--out", "full"], ["full holds file", "another folder"]),
+        (["nodules-small", "--target", "0.1"], ["--target LOSS is for one recipe"]),
+        (["nodules-small", "--data", "x"], ["--data is for one recipe"]),
+        (["nodules-small", "--grain", "2"], ["--grain is for one recipe"]),
+        (["nodules-small", "--learning-rate", "1"], ["--learning-rate 1", "largest"]),
+        (["nodules-small", "--strategies", "liner"], ["unknown strategy 'liner'"]),
     ],
 )
 def test_bad_input(

@@ -19,10 +19,12 @@ from samepath.timing.links import (
     Cluster,
     Level,
     NetworkFacts,
+    Sample,
     Traffic,
     find_cluster,
-    fit_link,
     flat,
+    in_nodes,
+    link_of,
     parse_network,
     reduction_cost,
     traffic,
@@ -102,10 +104,26 @@ def test_clusters_by_name() -> None:
         find_cluster("infiniband")
     assert all(name in str(error.value) for name in CLUSTERS)
     assert ", here" not in str(error.value)
-    with pytest.raises(UserError, match="dgx-a100, here, or"):
+    with pytest.raises(UserError, match=r"dgx-a100, here \(or"):
         find_cluster("infiniband", here)
     with pytest.raises(UserError, match="is not a bandwidth"):
         find_cluster("fast:60us")
+
+
+def test_clusters_with_other_nodes() -> None:
+    here = link(3e9, 4e-6)
+    pairs = in_nodes(find_cluster("1GbE"), 2, here)
+    assert [(level.name, level.workers) for level in pairs.levels] == [
+        ("node", 2),
+        ("machine", None),
+    ]
+    assert pairs.levels[0].network is here
+    assert [pairs.side_by_side(n) for n in (1, 2, 8)] == [1, 2, 2], "computers like this one"
+    racks = in_nodes(find_cluster("10GbE-racks"), 3, here)
+    assert [level.workers for level in racks.levels] == [3, 120, None], "forty nodes in a rack"
+    assert racks.levels[0].network is find_cluster("10GbE-racks").levels[0].network
+    assert racks.side_by_side(3) == 1
+    assert in_nodes(find_cluster("1GbE-pairs"), 1, here).workers_per_node == 1
 
 
 # ---- what a reduction sends
@@ -227,9 +245,9 @@ def test_a_link_is_found_again(latency: float, bandwidth: float, seed: int) -> N
     for rounds, share in ((2, 1.0), (2, 1.5)):
         for size in (latency * bandwidth * 4.0**power for power in range(-4, 5)):
             seconds = rounds * latency + share * size / bandwidth
-            samples.append((rounds, share * size, seconds * draws.uniform(0.98, 1.02)))
+            samples.append(Sample(rounds, share * size, seconds * draws.uniform(0.98, 1.02), 0.0))
     bad = draws.randrange(len(samples))
-    samples[bad] = (*samples[bad][:2], samples[bad][2] * 5)
-    found_latency, found_bandwidth = fit_link(samples)
-    assert found_latency == pytest.approx(latency, rel=0.1)
-    assert found_bandwidth == pytest.approx(bandwidth, rel=0.1)
+    samples[bad] = samples[bad]._replace(seconds=samples[bad].seconds * 5)
+    found = link_of(samples, "found again")
+    assert found.latency_seconds == pytest.approx(latency, rel=0.1)
+    assert found.bytes_per_second == pytest.approx(bandwidth, rel=0.1)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_steps import link, made, made_clock
 
-from figure_8 import assumed_ready
+from figure_8 import assumed_ready, lognormal
 from samepath.errors import UserError
 from samepath.plan import assign
 from samepath.study.race import predictions
@@ -35,12 +35,11 @@ from samepath.timing.model import (
     Queue,
     Scaling,
     Simulated,
-    TimeSpread,
     Workload,
     bucket_up,
     draw,
     interpolated,
-    measured_spread,
+    measured_factors,
     run_queue,
     share_out,
     simulate,
@@ -49,7 +48,7 @@ from samepath.timing.model import (
 
 FREE = flat(link(1e30, 0.0))
 SLOW = flat(link(1e6, 1e-3))
-ONE_BUCKET = Buckets(bucket_bytes=1 << 40, algorithm="ring", overlap=False)
+ONE_BUCKET = Buckets(bucket_bytes=1 << 40, algorithm="ring")
 
 
 def load(
@@ -61,7 +60,8 @@ def load(
     serial: float = 0.5,
     num_bytes: tuple[int, ...] = (40_000, 60_000),
     ready: tuple[float, ...] = (),
-    spread: TimeSpread | None = None,
+    spread: float = 0.0,
+    stragglers: float = 0.0,
 ) -> Workload:
     return Workload(
         name="made up",
@@ -72,7 +72,8 @@ def load(
         serial_seconds=serial,
         tensor_bytes=num_bytes,
         tensor_ready=ready or assumed_ready(len(num_bytes)),
-        spread=spread or TimeSpread(),
+        grain_factors=lognormal(spread) if spread else (),
+        stragglers=stragglers,
     )
 
 
@@ -94,7 +95,7 @@ def at(
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 24])
 def test_without_a_network_a_step_is_the_longest_run(workers: int) -> None:
     """A grain takes as long whoever computes it: 24 workers with one each tell how long."""
-    workload = load(spread=TimeSpread(grain=0.3))
+    workload = load(spread=0.3)
     alone = draw(workload, share_out(workload, 24, "strong"), seed=0, trials=range(20)).last
     runs = assign(24, workers)
     expected = [max(sum(times[run.start : run.stop]) for run in runs) + 0.5 for times in alone]
@@ -118,17 +119,18 @@ def test_one_bucket_after_computing(workers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first_bytes", "overlap", "seconds", "hidden"),
+    ("first_bytes", "first_ready", "seconds", "hidden"),
     [
-        (10_000, True, 12 * 0.04 + 0.01, 0.5),  # the first fits behind computing
-        (50_000, True, 11.25 * 0.04 + 0.06, 0.5),  # it does not, and the second follows it
-        (10_000, False, 12 * 0.04 + 0.02, 0.0),
+        (10_000, 0.25, 12 * 0.04 + 0.01, 0.5),  # the first fits behind computing
+        (50_000, 0.25, 11.25 * 0.04 + 0.06, 0.5),  # it does not, and the second follows it
+        (10_000, 1.0, 12 * 0.04 + 0.02, 0.0),
     ],
 )
-def test_two_buckets(first_bytes: int, overlap: bool, seconds: float, hidden: float) -> None:
-    """Ready at 0.25 and 1 of a grain of 0.04 s; 10,000 bytes take 0.01 s at two workers."""
-    workload = load(num_bytes=(first_bytes, 10_000), ready=(0.25, 1.0))
-    policy = Buckets(bucket_bytes=0, algorithm="ring", overlap=overlap)
+def test_two_buckets(first_bytes: int, first_ready: float, seconds: float, hidden: float) -> None:
+    """The second is ready at the end of a grain of 0.04 s; 10,000 bytes take 0.01 s at two
+    workers."""
+    workload = load(num_bytes=(first_bytes, 10_000), ready=(first_ready, 1.0))
+    policy = Buckets(bucket_bytes=0, algorithm="ring")
     found = at(2, workload, flat(link(1e6, 0.0)), policy)
     assert found.step_seconds == pytest.approx(seconds + 0.5)
     assert found.hidden == pytest.approx(hidden)
@@ -144,7 +146,7 @@ def test_a_bucket_waits_for_the_worker_that_has_it_last() -> None:
 @pytest.mark.parametrize(("batch", "workers"), [(8, 2), (24, 2), (12, 3), (28, 3)])
 def test_our_own_reduction_ships_the_sums_of_the_plan(batch: int, workers: int) -> None:
     workload = load(batch=batch, fixed=True)
-    found = at(workers, workload, SLOW, Buckets(bucket_bytes=1 << 40, overlap=False))
+    found = at(workers, workload, SLOW, Buckets(bucket_bytes=1 << 40))
     sent = traffic(workers, batch // 4, 100_000)
     ours = 1e-3 * (sent.rounds + MESSAGE_LATENCIES * sent.further) + 0.1 * sent.gradients
     compute = max(map(len, assign(batch // 4, workers))) * 0.04
@@ -154,8 +156,8 @@ def test_our_own_reduction_ships_the_sums_of_the_plan(batch: int, workers: int) 
 def test_the_latency_of_one_bucket_hides_behind_the_next() -> None:
     """Two buckets of 0.01 s at two workers, after computing; 1 ms on the way, of which messages
     take the link for a part."""
-    workload = load(batch=64, num_bytes=(10_000, 10_000))
-    found = at(2, workload, SLOW, Buckets(bucket_bytes=0, overlap=False))
+    workload = load(batch=64, num_bytes=(10_000, 10_000), ready=(1.0, 1.0))
+    found = at(2, workload, SLOW, Buckets(bucket_bytes=0))
     taken = MESSAGE_LATENCIES * 1e-3
     assert found.step_seconds == pytest.approx(8 * 0.04 + 2 * 0.01 + taken + 1e-3 + 0.5)
     assert found.reduction_seconds == pytest.approx(2 * (0.01 + taken))
@@ -164,9 +166,9 @@ def test_the_latency_of_one_bucket_hides_behind_the_next() -> None:
 def test_two_exchanges_travel_at_once_and_records_come_last() -> None:
     """Latencies of 1 ms and next to no bytes: two buckets take 1 ms together, the buffers and the
     record wait for a lane each, for 1 ms more."""
-    workload = replace(load(batch=64, num_bytes=(1, 1)), buffer_bytes=1)
+    workload = replace(load(batch=64, num_bytes=(1, 1), ready=(1.0, 1.0)), buffer_bytes=1)
     quick = flat(link(1e12, 1e-3))
-    policy = Buckets(bucket_bytes=0, overlap=False)
+    policy = Buckets(bucket_bytes=0)
     message = MESSAGE_LATENCIES * 1e-3  # in which the link carries nothing else
     assert at(2, replace(workload, buffer_bytes=0), quick, policy).step_seconds == pytest.approx(
         8 * 0.04 + 2e-3 + 0.5
@@ -200,7 +202,7 @@ def test_sizes_of_grains() -> None:
 
 
 def test_grains_and_workers_are_drawn_apart() -> None:
-    workload = load(batch=4, fixed=True, spread=TimeSpread(grain=0.2, worker=0.2))
+    workload = load(batch=4, fixed=True, spread=0.2, stragglers=0.2)
     drawn = draw(workload, share_out(workload, 500, "weak"), seed=0, trials=range(20))
     assert np.std(np.log(drawn.last)) == pytest.approx(0.2 * math.sqrt(2), rel=0.03)
 
@@ -223,7 +225,7 @@ def test_waiting_is_for_the_slowest() -> None:
 @pytest.mark.parametrize("sigma", [0.05, 0.3])
 def test_stragglers_are_the_largest_of_lognormals(sigma: float) -> None:
     """The mean of the largest of 64, from its distribution Phi(log x / sigma)^64."""
-    workload = load(batch=4, fixed=True, serial=0.0, spread=TimeSpread(grain=sigma))
+    workload = load(batch=4, fixed=True, serial=0.0, spread=sigma)
     found = at(64, workload, FREE, Buckets(), "weak", trials=2000)
     x = np.linspace(0.0, math.exp(8 * sigma), 200_001)[1:]
     below = np.array([0.5 * (1 + math.erf(math.log(v) / sigma / math.sqrt(2))) for v in x[::20]])
@@ -233,13 +235,16 @@ def test_stragglers_are_the_largest_of_lognormals(sigma: float) -> None:
 
 def test_a_slow_worker_is_slow_in_all_its_grains() -> None:
     """So its spread does not average out over many grains, as that of grains does."""
+    loads = {
+        "spread": load(batch=400, serial=0.0, spread=0.2),
+        "stragglers": load(batch=400, serial=0.0, stragglers=0.2),
+    }
     many = {
-        what: at(32, load(batch=400, serial=0.0, spread=spread), FREE, Buckets(), "weak", 200)
-        for what, spread in (("grain", TimeSpread(grain=0.2)), ("worker", TimeSpread(worker=0.2)))
+        what: at(32, workload, FREE, Buckets(), "weak", 200) for what, workload in loads.items()
     }
     # the largest of 32 normals is 2.07 on average; 100 grains a worker
-    assert many["worker"].step_seconds == pytest.approx(4.0 * math.exp(0.2 * 2.07), rel=0.04)
-    assert many["grain"].step_seconds == pytest.approx(4.0 * (1 + 0.02 + 0.02 * 2.07), rel=0.01)
+    assert many["stragglers"].step_seconds == pytest.approx(4.0 * math.exp(0.2 * 2.07), rel=0.04)
+    assert many["spread"].step_seconds == pytest.approx(4.0 * (1 + 0.02 + 0.02 * 2.07), rel=0.01)
 
 
 def test_workers_of_one_node_slow_each_others_grains_and_updates() -> None:
@@ -254,13 +259,15 @@ def test_workers_of_one_node_slow_each_others_grains_and_updates() -> None:
 
 
 def test_measured_factors_are_drawn_as_they_were_measured() -> None:
-    spread = measured_spread({4: [0.9, 1.0, 1.0, 1.1, 3.0], 8: [2.0, 2.0, 2.0]})
-    assert sorted(spread.factors) == pytest.approx([0.9, 1, 1, 1, 1, 1, 1.1, 3.0])
-    drawn = spread.of_grains(np.linspace(1e-6, 1 - 1e-6, 10_001))
+    factors = measured_factors({4: [0.9, 1.0, 1.0, 1.1, 3.0], 8: [2.0, 2.0, 2.0]})
+    assert factors == pytest.approx((0.9, 1, 1, 1, 1, 1, 1.1, 3.0))
+    workload = replace(load(batch=4, fixed=True), grain_factors=factors)
+    found = draw(workload, share_out(workload, 1000, "weak"), seed=0, trials=range(20))
+    drawn = found.last / 0.04
     assert drawn.min() == pytest.approx(0.9)
     assert drawn.max() == pytest.approx(3.0)
     assert np.median(drawn) == pytest.approx(1.0)
-    assert np.mean(drawn) == pytest.approx(np.mean(spread.factors), rel=0.01)
+    assert np.mean(drawn) == pytest.approx(np.mean(factors), rel=0.01)
 
 
 # ---- the queue
@@ -345,7 +352,7 @@ def test_the_queue_against_one_played_cycle_by_cycle(
 
 
 def test_a_queue_without_delay_is_static() -> None:
-    workload = load(num_bytes=(30_000, 10_000, 60_000), spread=TimeSpread(grain=0.2))
+    workload = load(num_bytes=(30_000, 10_000, 60_000), spread=0.2)
     machine = flat(link(1e6, 0.0))
     static = at(5, workload, machine, Buckets(bucket_bytes=0, algorithm="ring"))
     queue = at(5, workload, machine, Queue(cycle_seconds=1e-7, fusion_bytes=0, message_seconds=0.0))
@@ -368,22 +375,22 @@ def test_a_worse_link_never_helps_and_overlap_never_hurts(
     workers: int, rate: float, latency: float, worse: float, algorithm: str
 ) -> None:
     policy = Buckets(bucket_bytes=20_000, algorithm=algorithm)  # type: ignore[arg-type]
-    workload = load(num_bytes=(10_000,) * 6, spread=TimeSpread(grain=0.1))
+    workload = load(num_bytes=(10_000,) * 6, spread=0.1)
 
-    def step(rate: float, latency: float, how: Buckets = policy) -> float:
-        return at(workers, workload, flat(link(rate, latency)), how).step_seconds
+    def step(rate: float, latency: float, workload: Workload = workload) -> float:
+        return at(workers, workload, flat(link(rate, latency)), policy).step_seconds
 
     best = step(rate, latency)
     assert step(rate / worse, latency) >= best - 1e-12
     assert step(rate, latency * worse) >= best - 1e-12
-    assert step(rate, latency, replace(policy, overlap=False)) >= best - 1e-12
+    assert step(rate, latency, replace(workload, tensor_ready=(1.0,) * 6)) >= best - 1e-12
 
 
 @settings(deadline=None, max_examples=40)
 @given(workers=st.integers(1, 300), more=st.integers(1, 300), seed=st.integers(0, 9))
 def test_more_workers_wait_for_a_slower_slowest(workers: int, more: int, seed: int) -> None:
     """Draws are keyed by worker and grain, so this holds draw by draw, not only on average."""
-    workload = load(batch=8, spread=TimeSpread(grain=0.2, worker=0.1))
+    workload = load(batch=8, spread=0.2, stragglers=0.1)
     few, many = simulate(
         workload, FREE, [workers, workers + more], policy=DDP, scaling="weak", seed=seed, trials=5
     )
@@ -393,7 +400,7 @@ def test_more_workers_wait_for_a_slower_slowest(workers: int, more: int, seed: i
 
 
 def test_a_seed_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = load(spread=TimeSpread(grain=0.2, worker=0.1))
+    workload = load(spread=0.2, stragglers=0.1)
     for policy in (DDP, Queue()):
         first = simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=3)
         assert simulate(workload, SLOW, [1, 3, 8], policy=policy, seed=3) == first
@@ -432,9 +439,7 @@ def test_buckets_are_filled_as_the_engine_does() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("policy", [DDP, Buckets(), Queue()])
 def test_1536_workers_take_seconds(policy: Policy) -> None:
-    workload = load(
-        batch=64, num_bytes=(600_000,) * 160, fixed=True, spread=TimeSpread(grain=0.05, worker=0.02)
-    )
+    workload = load(batch=64, num_bytes=(600_000,) * 160, fixed=True, spread=0.05, stragglers=0.02)
     began = time.perf_counter()
     simulate(workload, CLUSTERS["summit"], [1536], policy=policy, scaling="weak")
     assert time.perf_counter() - began < 5.0
@@ -448,9 +453,9 @@ def test_a_workload_is_what_was_measured() -> None:
     assert workload.grain_seconds == {1: 0.005, 2: 0.006, 4: 0.010}
     assert workload.crowding == {2: 1.25}
     assert (workload.batch_size, workload.grain_size) == (8, 4)
-    assert len(workload.spread.factors) == 9  # too few of size 4 to stand alone
+    assert len(workload.grain_factors) == 9  # too few of size 4 to stand alone
     many = made(grain_times={"2": (0.1, 0.9), "4": (0.009, 0.010, 0.012) * 20})
-    factors = sorted(set(workload_from(many).spread.factors))
+    factors = sorted(set(workload_from(many).grain_factors))
     assert factors == pytest.approx([0.9, 1.0, 1.2])
     assert workload_from(made(), batch_size=2).grain_size == 2
     assert workload_from(made(), batch_size=64, grain_size=2).grain_size == 2
@@ -467,7 +472,7 @@ def test_bad_input() -> None:
     with pytest.raises(UserError, match="at least one"):
         simulate(load(), FREE, [2], policy=DDP, trials=0)
     with pytest.raises(UserError, match="at least 2"):
-        measured_spread({4: [1.0]})
+        measured_factors({4: [1.0]})
 
 
 # ---- the clock of a study

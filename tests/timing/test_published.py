@@ -40,7 +40,7 @@ def nodules(step_seconds: float) -> Workload:
 
 def table_i(step_seconds: float) -> list[float]:
     """All gradients in one ring after the batch, two workers a node, Gigabit Ethernet between."""
-    after = Buckets(bucket_bytes=1 << 40, algorithm="ring", overlap=False)
+    after = Buckets(bucket_bytes=1 << 40, algorithm="ring")
     machine = CLUSTERS["1GbE-pairs"]
     found = simulate(nodules(step_seconds), machine, list(TABLE_I), policy=after, trials=1)
     return [100.0 * point.efficiency for point in found]

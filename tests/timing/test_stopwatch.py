@@ -20,13 +20,13 @@ from samepath.timing.stopwatch import (
     Steps,
     TimingJob,
     Turn,
+    all_turns,
     assemble,
     doubts,
     joined,
     measure_step,
     normalises_over_grains,
     plan_rounds,
-    read_turns,
     shared_seconds,
     side_by_side_counts,
     sizes_to_time,
@@ -93,7 +93,6 @@ def job(*turns: Turn, seconds: float) -> TimingJob:
         options=options_of(),
         turns=shared_seconds(turns, seconds, grain_size=32),
         asked_seconds=2 * seconds,
-        folder=Path(),
     )
 
 
@@ -133,23 +132,24 @@ def test_too_few_seconds_are_refused_before_anything_starts() -> None:
 # ---- what is found
 
 
-def launched(turns: dict[Turn, list[list[Steps]]], tmp_path: Path) -> Launched:
-    """Through the files that workers write."""
+def launched(turns: dict[Turn, list[list[Steps]]]) -> Launched:
+    """From what two workers return."""
+    found = []
     for worker in range(2):
         links = {"shared": True, "local": samples(1e-4, 1e9), "network": samples(1e-3, 1e8)}
         content = {
-            "turns": [found[worker] for found in turns.values()],
+            "turns": [each[worker] for each in turns.values()],
             "ready": {"a.weight": [0.8, 0.7, 0.9], "b.weight": [0.5]},
             "rows": {"b.weight": 10.0},
             "others": 0.25,
             "device": "cpu",
             "links": links,
         }
-        (tmp_path / f"worker-{worker}.json").write_text(json.dumps(content))
-    return read_turns(tmp_path, list(turns), 2)
+        found.append(content)
+    return all_turns(found, turns)
 
 
-def test_a_step_is_put_together(tmp_path: Path) -> None:
+def test_a_step_is_put_together() -> None:
     grain = 32
     alone, other = Turn("alone", 256, grain), Turn("alone", 64, 16)
     beside = Turn("beside", 128, grain)
@@ -169,8 +169,7 @@ def test_a_step_is_put_together(tmp_path: Path) -> None:
                 [steps(0.2, 0.14, 4), steps(0.5, 0.42, 4)],
             ],
             together: [[steps(0.1, 0.1, 4), steps(0.1, 0.12, 4)]] * 2,
-        },
-        tmp_path,
+        }
     )
     assert found.grain_times() == {"16": (0.03,) * 6, "32": pytest.approx((0.1,) * 7 + (0.3,) * 7)}
     assert found.update_seconds(grain) == pytest.approx(0.05)
@@ -189,28 +188,28 @@ def test_a_step_is_put_together(tmp_path: Path) -> None:
     assert measured.busy_cores == 0.25
 
 
-def test_steps_of_one_grain_count_as_grains_where_data_is_too_small_for_two(tmp_path: Path) -> None:
+def test_steps_of_one_grain_count_as_grains_where_data_is_too_small_for_two() -> None:
     alone, beside = (Turn(how, 32, 32) for how in ("alone", "beside"))
     idle, single = [Steps([], [])], [Steps([0.1, 0.1], [[], []])]
     slow = [Steps([0.2, 0.2], [[], []])]
-    found = launched({alone: [single, idle], beside: [slow, slow]}, tmp_path)
+    found = launched({alone: [single, idle], beside: [slow, slow]})
     assert found.grain_times() == {"32": (0.1, 0.1)}
     assert (found.update_seconds(32), found.crowding(32)) == (0.0, 2.0)
 
 
-def test_several_starts_of_the_same_workers_are_one(tmp_path: Path) -> None:
+def test_several_starts_of_the_same_workers_are_one() -> None:
     alone = Turn("alone", 64, 32)
-    once = launched({alone: [[Steps([0.2], [[0.1]])], [Steps([], [])]]}, tmp_path)
+    once = launched({alone: [[Steps([0.2], [[0.1]])], [Steps([], [])]]})
     both = joined([once, replace(once, busy_cores=0.5)])
     assert both.steps_of(alone) == [0.2, 0.2]
     assert both.grain_times() == {"32": (0.1, 0.1)}
     assert both.busy_cores == 0.5
 
 
-def test_gradients_in_the_order_they_come(tmp_path: Path) -> None:
+def test_gradients_in_the_order_they_come() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 1), "b": nn.Linear(3, 1)})
     model["b"].bias.requires_grad_(False)
-    found = launched({}, tmp_path).tensors(model)
+    found = launched({}).tensors(model)
     assert found == {
         "tensor_names": ("b.weight", "a.weight", "a.bias"),  # a.bias: in no grain
         "tensor_bytes": (12, 8, 4),

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from samepath.console import say
+from samepath.console import CONTINUE, say
 from samepath.errors import UserError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -119,6 +119,13 @@ other_hardware_option = click.option(
     help="Go on although the CPU, the GPU or the torch is not the run's: from here on the exact "
     "result differs.",
 )
+on_option = setting(
+    "--on",
+    "local",
+    "WHERE",
+    "Where runs are trained: local (this machine), dask:tcp://HOST:8786, dask:slurm (or pbs, lsf), "
+    "ray or ray:HOST:6379, and what each asks for: ,cores=4,memory=8GB (see docs/cluster.md).",
+)
 grain_options = all_of(
     click.option(
         "--max-workers",
@@ -158,7 +165,18 @@ shaping_options = all_of(
     click.option(
         "--threads", type=int, metavar="T", help="Threads per worker (changes the exact result)."
     ),
+    click.option(
+        "--compile/--no-compile",
+        default=None,
+        help="Compute grains with code of torch.compile (changes the exact result).",
+    ),
     click.option("--loader-workers", type=int, metavar="L", help="Loader processes per worker."),
+    click.option(
+        "--i-know",
+        is_flag=True,
+        default=None,
+        help="Train although the loss is no mean over examples (each grain has its own).",
+    ),
 )
 """What every command that trains can be told about the path, by the names of `Overrides`."""
 strategy_option = click.option(
@@ -172,6 +190,20 @@ epoch_option = click.option(
     callback=parsed_by(parse_epoch),
     help="Weights kept after E epochs, or best: at the lowest validation loss.  [newest]",
 )
+
+extra_option = click.option(
+    "--extra", metavar="NAME", help="Weights of the recipe's extra state NAME (averaged ones)."
+)
+
+
+def complete_recipe(context: click.Context, option: click.Parameter, typed: str) -> list[Any]:
+    """What a shell offers where a recipe is asked for: built-in names, then Python files."""
+    from click.shell_completion import CompletionItem
+
+    from samepath.builtin import BUILT_IN
+
+    names = [CompletionItem(name) for name in BUILT_IN if name.startswith(typed)]
+    return [*names, CompletionItem(typed, type="file")]
 
 
 def refuse_given(names: tuple[str, ...], why: Callable[[str, str], str]) -> None:
@@ -204,7 +236,7 @@ def to_be_continued(as_json: bool) -> Iterator[None]:
         try:
             yield
         except (Interrupted, KeyboardInterrupt) as stopped:
-            say("stopped; the same command goes on from here")
+            say(CONTINUE)
             raise click.exceptions.Exit(getattr(stopped, "exit_code", 130)) from None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from samepath.cli import common
-from samepath.console import LiveWatcher, SilentWatcher, count
+from samepath.console import LiveWatcher, SilentWatcher, count, print_text
 from samepath.errors import UserError
 
 SHOWN = 5
@@ -53,7 +53,8 @@ def cubes(
 
     SOURCE is a LUNA16 folder (annotations.csv, .mhd scans anywhere below: one cube around each
     nodule), a folder of NIfTI images (one cube of each, around its centre), or an .npz or .npy
-    file of volumes (padded to cubes). Scans that cannot be read are listed, not fatal.
+    file of volumes (padded to cubes). Scans that cannot be read are listed, not fatal; values and
+    sizes that look wrong are warned of, and preview.png in the folder shows some of the cubes.
 
     \b
     Examples:
@@ -62,7 +63,8 @@ def cubes(
       samepath cubes volumes.npz --out cubes --window 0,4095
     """
     from samepath.data.formats.scans import CubeSettings
-    from samepath.data.formats.volumes import make_cubes
+    from samepath.data.formats.volumes import load_volumes, make_cubes
+    from samepath.report.nodules import draw_cubes
 
     settings = CubeSettings(side=side, mm=mm, window=window)
     # Drawn between images only: while one is read, standard error is not the terminal
@@ -71,6 +73,7 @@ def cubes(
         report = make_cubes(
             source, out, settings, lambda done, total: watcher.progress("cubes", done, total)
         )
+    preview = draw_cubes(load_volumes(out), out / "preview.png")
     again = f"samepath train nodules --data {shlex.quote(str(out))}"
     if as_json:
         common.print_json(
@@ -81,11 +84,15 @@ def cubes(
                 "flat": report.num_flat,
                 "side": side,
                 "failed": report.failed,
+                "warnings": report.warnings,
+                "preview": str(preview),
                 "next": again,
             }
         )
         return
     click.echo(f"{count(report.num_cubes, 'cube')} of {side} x {side} x {side} voxels in {out}")
+    for warning in report.warnings:
+        print_text(f"warning: {warning}")
     if report.num_flat:
         click.echo(
             f"{count(report.num_flat, 'cube')} with one single value: does --window fit the data?"
@@ -99,4 +106,5 @@ def cubes(
             click.echo(f"  {failure['name']}: {failure['reason']}")
         if len(report.failed) > SHOWN:
             click.echo(f"  and {len(report.failed) - SHOWN} more")
+    click.echo(f"preview: {preview}")
     click.echo(again)

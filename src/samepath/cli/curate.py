@@ -56,7 +56,29 @@ def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
     "source",
     type=common.PATH,
     metavar="RUN",
-    help="The network: a run's folder, or weights as .safetensors. Trained in DIR if not given.",
+    help="The network: a run, another curation, a checkpoint, or a state_dict() as .safetensors "
+    "or .pt. Trained in DIR if not given. A folder of `samepath folds`: its models judge the "
+    "labels they have not seen.",
+)
+@click.option(
+    "--folds",
+    type=int,
+    metavar="K",
+    help="Train K folds of the recipe in DIR, to judge labels by models that have not seen them; a "
+    "regression on the features, which is quicker, does if not given.",
+)
+@click.option(
+    "--budget",
+    type=float,
+    metavar="B",
+    help="Take so many examples (below 1: this share) for label errors, the likeliest; as many as "
+    "are estimated to be wrong if not given.",
+)
+@click.option(
+    "--precision",
+    type=float,
+    metavar="P",
+    help="Instead: as many as are wrong with this precision, such as 0.9, by the estimate.",
 )
 @click.option(
     "--extractor",
@@ -112,6 +134,7 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
       samepath curate digits --out curated
       samepath curate cifar10-small --out curated --epochs 10 --rounds 2
       samepath curate cifar10 --from runs/cifar10-1 --eps 2.5 --eps cat=1.8 --out curated
+      samepath curate digits --folds 5 --precision 0.9 --out curated
       samepath curate my_recipe.py --extractor backbone.py --method grid --out curated
     \b
     backbone.py:
@@ -132,7 +155,7 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
     )
     with common.to_be_continued(as_json):
         about = curate_request(request)
-        page = write_curation_report(request.out)
+        page = write_curation_report(request.out, LiveWatcher())
     if as_json:
         common.print_json(about)
     else:
@@ -147,12 +170,26 @@ def _summary(about: dict[str, Any], out: Path, page: Path) -> None:
     recipe, folder = shlex.quote(about["recipe"]), shlex.quote(str(out))
     data = f" --data {shlex.quote(about['data'])}" if about["data"] else ""
     for line in (
+        *_noise_lines(about["label_noise"], number),
         f"{kept:,} of {number:,} examples are kept ({100 * about['reduction']:.2f}% dropped)",
         f"report: {page}",
         f"look:   samepath explore {folder}",
         f"train:  samepath train {recipe}{data} --keep {folder}/keep.csv",
     ):
         click.echo(line)
+
+
+def _noise_lines(noise: dict[str, Any] | None, number: int) -> list[str]:
+    """How many labels are wrong, in words."""
+    if noise is None:
+        return []
+    low, high = 100 * noise["rate_low"], 100 * noise["rate_high"]
+    words = f"{100 * noise['rate']:.1f}% of the labels are wrong ({low:.1f} to {high:.1f}%)"
+    if noise["rate_high"] * number < 1:
+        words = "the labels look clean"
+    lines = [f"labels: {words}, judged by {noise['judge']}; {noise['num_taken']:,} are taken"]
+    pairs = [f"{c['right']} as {c['written']} {c['number']:.0f}" for c in noise["confusions"][:5]]
+    return lines + ([f"written wrong: {', '.join(pairs)}"] if pairs else [])
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -195,6 +232,7 @@ def parse_decays(text: str) -> tuple[float, ...]:
 )
 @common.setting("--seeds", 4, "N", "Runs of each.")
 @click.option("--max-epochs", type=int, metavar="E", help="Epochs of every run; the recipe's.")
+@common.on_option
 @common.other_hardware_option
 @common.out_option("The folder; compare beside the keep-list.")
 @common.json_option
@@ -222,6 +260,7 @@ def compare(
     from samepath.curation.compare import compare as compare_all
     from samepath.report.curation import comparison_table, finish_comparison
     from samepath.study.opening import StudyRequest
+    from samepath.study.places.cluster import connected
 
     request = StudyRequest(
         seeds=common.parse_counts("--seeds", str(seeds))[0],
@@ -235,7 +274,7 @@ def compare(
         batch_sizes=batch_sizes or (),
         weight_decays=weight_decays or (),
     )
-    with common.to_be_continued(as_json):
+    with common.to_be_continued(as_json), connected(request):
         found = compare_all(request, wanted, LiveWatcher(own_thread=False))
         found, page = finish_comparison(found, request.folder)
     if as_json:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from samepath.cli import common
-from samepath.console import LiveWatcher, print_table
+from samepath.console import LiveWatcher, print_table, print_text
 
 
 @click.command()
@@ -68,5 +68,5 @@ def _summary(found: Any, folder: Path) -> None:
 
     print_table(facts_table(found))
     for text in (verdict(found), CAUTION, sample_words(found), *found.notes):
-        click.echo(text)
+        print_text(text)
     click.echo(f"page: {folder / 'curvature.html'}")

@@ -18,9 +18,10 @@ from samepath.errors import SamepathError
 from samepath.version import __version__
 
 COMMANDS = (
-    *("advise", "clean", "cubes", "curate", "curvature", "digest", "download", "generate"),
-    *("profile", "recipes", "run", "show", "simulate", "study", "tensorboard", "train", "verify"),
-    *("train.join", "web.explore", "web.ui"),
+    *("advise", "clean", "cubes", "curate", "curvature", "digest", "doctor", "download", "export"),
+    *("folds", "generate", "init", "pairs", "predict", "profile", "recipes", "run", "show"),
+    *("simulate", "study", "tensorboard", "train", "verify", "worth"),
+    *("train.join", "web.explore", "web.turing", "web.ui"),
 )
 """Modules of this folder with a command of their name, or with a command in them."""
 
@@ -53,6 +54,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
+        say("stopped")
         sys.exit(130)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):

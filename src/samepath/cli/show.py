@@ -28,11 +28,12 @@ def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -
       samepath show runs/nodules-1
       samepath show runs/one-worker runs/two-workers
     """
+    from samepath.report.page import pictures_in
     from samepath.report.show import show_run
 
     with common.stdout_kept_for_json(as_json), status("drawing ..."):
         page = show_run(run, out, others)
-    pictures = sorted(str(path) for path in page.parent.glob("*.png"))
+    pictures = [str(path) for path in pictures_in(page.parent)]
     if as_json:
         common.print_json({"page": str(page), "pictures": pictures})
     else:

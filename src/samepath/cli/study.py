@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from samepath.cli import common
+from samepath.cli.config_file import config_option
 from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
 
 if TYPE_CHECKING:
+    from samepath.study.opening import StudyRequest
     from samepath.study.results import GridStudy, Study
 
 _OF_A_RACE = (
     *("strategies", "workers", "target", "learning_rate", "network", "batch_size", "patience"),
+    *("tune", "studies", "hold"),
 )
+_OF_ONE_RECIPE = ("data", "keep", "batch_size", "grain_size", "batch_sizes")
 _INSTEAD = {
     "learning_rate": "give --learning-rates",
     "batch_size": "give all sizes to --batch-sizes",
@@ -44,19 +48,26 @@ def parse_rates(text: str) -> list[float]:
 def parse_target(text: str) -> dict[str, Any]:
     """Read what --target is given, as fields of a StudyRequest."""
     word, colon, fraction = text.partition(":")
-    if word == "auto":
+    if word in ("auto", "tuned"):
         part = common.parse_number(fraction)
         if not colon:
-            return {"target": "auto"}
+            return {"target": word}
         if part is not None and 0 < part <= 1:
-            return {"target": "auto", "fraction": part}
+            return {"target": word, "fraction": part}
     elif (loss := common.parse_number(text)) is not None:
         return {"target": loss}
-    raise UserError(f"--target {text}: give a loss, such as 0.003, or auto, or auto:0.5")
+    raise UserError(f"--target {text}: give a loss, such as 0.003, auto, auto:0.5, or tuned")
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument(
+    "recipes",
+    nargs=-1,
+    required=True,
+    metavar="RECIPE...",
+    shell_complete=common.complete_recipe,
+)
+@config_option
 @common.data_option
 @common.keep_option
 @common.setting(
@@ -71,10 +82,20 @@ def parse_target(text: str) -> dict[str, Any]:
     metavar="LOSS",
     callback=common.parsed_by(parse_target),
     help="Validation loss to race to; auto[:FRACTION]: what the sequential run (one worker, the "
-    "recipe's batch) comes to after half (or this part) of its epochs. The recipe's when not "
-    "given, else auto.",
+    "recipe's batch) comes to after half (or this part) of its epochs; tuned[:FRACTION]: what its "
+    "best trial comes to in three quarters, the median over five more seeds. The recipe's when "
+    "not given, else auto.",
 )
+@common.setting("--hold", 1, "H", "Evaluations in a row that must be within the target.")
 @common.setting("--seeds", 1, "N", "Runs of each.")
+@click.option(
+    "--tune",
+    type=int,
+    metavar="N",
+    help="Trials of every strategy at every number of workers, what it prescribes among them; the "
+    "best is run again with other seeds.",
+)
+@common.setting("--studies", 1, "M", "Repeat the whole with other seeds and trials.")
 @click.option("--max-epochs", type=int, metavar="E", help="Most epochs of a run; the recipe's.")
 @click.option(
     "--learning-rate",
@@ -103,10 +124,14 @@ def parse_target(text: str) -> dict[str, Any]:
     callback=common.parsed_by(parse_rates),
     help="at each of these rates.",
 )
+@common.on_option
 @common.other_hardware_option
-@common.out_option("The study's folder; studies/RECIPE.")
+@common.out_option(
+    "The study's folder, with one in it for each of several recipes.  [studies/RECIPE]"
+)
 @common.json_option
 def study(
+    recipes: tuple[str, ...],
     strategies: str,
     workers: str,
     target: dict[str, Any] | None,
@@ -116,30 +141,39 @@ def study(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Race strategies for k workers to a loss, and say which gets there soonest.
+    """Race strategies for k workers to a loss, and say which gets there soonest; with several
+    recipes, which does over all of them.
 
     The workers are virtual: k changes batch, rate and staleness, and runs are trained on what this
-    machine has. Times are measured where k workers fit here, and modelled elsewhere. Run it again
-    to go on after an interruption, or to add strategies, workers, seeds or epochs.
+    machine has, or on a cluster (--on). Times are measured where k workers fit here, and modelled
+    elsewhere. Run it again to go on after an interruption, or to add strategies, workers, seeds or
+    epochs.
 
     \b
     Examples:
       samepath study digits --workers 1,2,4 --target auto
       samepath study my_recipe.py --strategies strong,warmup:epochs=10,lamb --seeds 3
       samepath study nodules-small --learning-rate largest --network 10GbE
+      samepath study digits --tune 5 --studies 5 --target tuned
+      samepath study digits nodules-small mine.py --tune 5
       samepath study digits --batch-sizes 16,64,256 --learning-rates 0.001,0.003,0.01
+      samepath study my_recipe.py --seeds 5 --on dask:slurm,cores=4,memory=8GB,jobs=20
     """
     from samepath.report.study import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest
+    from samepath.study.places.cluster import connected
     from samepath.study.race import race
     from samepath.study.results import to_json
 
+    if len(recipes) > 1:
+        _refuse_with_several(target, asked["learning_rate"])
     if learning_rates is not None and batch_sizes is None:
         raise UserError("--learning-rates needs --batch-sizes; for a race, use --learning-rate")
     if batch_sizes is not None:
         common.refuse_given(_OF_A_RACE, _not_of_a_race)
     request = StudyRequest(
+        recipe=recipes[0],
         strategies=tuple(common.parse_list("--strategies", strategies)),
         workers=tuple(common.parse_counts("--workers", workers)),
         seeds=common.parse_counts("--seeds", str(seeds))[0],
@@ -149,7 +183,10 @@ def study(
     )
     sizes = [] if batch_sizes is None else common.parse_counts("--batch-sizes", batch_sizes)
     watcher = LiveWatcher(own_thread=False)
-    with common.to_be_continued(as_json):
+    if len(recipes) > 1:
+        _study_several(request, recipes, watcher, as_json)
+        return
+    with common.to_be_continued(as_json), connected(request):
         found: Study | GridStudy
         if sizes:
             found = batch_study(request, sizes, learning_rates or [], watcher)
@@ -160,6 +197,48 @@ def study(
         common.print_json(to_json(found))
     else:
         print_report(tables_in_short(found), found.verdict, page)
+
+
+def _study_several(
+    request: StudyRequest, recipes: tuple[str, ...], watcher: LiveWatcher, as_json: bool
+) -> None:
+    """A study of each recipe, and how strategies stand over all."""
+    from samepath.report.study import finish_study
+    from samepath.report.study_profile import finish_profiles
+    from samepath.study.places.cluster import connected
+    from samepath.study.profiles import profiles_of, requests_for, to_json
+    from samepath.study.race import race
+    from samepath.study.results import Study
+
+    requests = requests_for(request, recipes)
+    studies = []
+    with common.to_be_continued(as_json), connected(request):
+        for each in requests:
+            found, _ = finish_study(race(each, watcher), each.folder)
+            assert isinstance(found, Study)
+            studies.append(found)
+        profiles = profiles_of(studies, request.command)
+        verdict, tables, page = finish_profiles(profiles, studies, requests[0].folder.parent)
+    if as_json:
+        common.print_json(to_json(profiles))
+    else:
+        print_report(tables, verdict, page)
+
+
+def _refuse_with_several(target: dict[str, Any] | None, rate: float | str | None) -> None:
+    """Refuse what can only be meant for one recipe."""
+
+    def why(name: str, option: str) -> str:
+        option = "--grain" if name == "grain_size" else option
+        return f"{option} is for one recipe; leave it out, or study each recipe alone"
+
+    common.refuse_given(_OF_ONE_RECIPE, why)
+    if isinstance(rate, float):
+        raise UserError(
+            f"--learning-rate {rate:g} is for one recipe; give 'largest', or leave it out"
+        )
+    if isinstance(target and target["target"], float):
+        raise UserError("--target LOSS is for one recipe; give auto or tuned, or leave it out")
 
 
 def _not_of_a_race(name: str, option: str) -> str:

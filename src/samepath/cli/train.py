@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import click
 
 from samepath.cli import common
+from samepath.cli.config_file import config_option
 from samepath.console import LiveWatcher, may_be_closed
 from samepath.errors import UserError
 
@@ -39,7 +41,8 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=common.complete_recipe)
+@config_option
 @common.data_option
 @common.keep_option
 @click.option(
@@ -67,6 +70,21 @@ def parse_range(text: str) -> tuple[int, int]:
     callback=common.parsed_by(parse_target),
     help="Validation loss at which it ends; none: not before the end.",
 )
+@click.option(
+    "--patience",
+    "stop_patience",
+    type=int,
+    metavar="E",
+    help="End when --monitor has not been better for E epochs; the best weights are kept.",
+)
+@click.option(
+    "--monitor",
+    metavar="METRIC",
+    help="Validation metric that says which weights are the best: loss, or dice:max (the highest).",
+)
+@click.option(
+    "--keep-best", is_flag=True, default=None, help="Keep the best weights, by --monitor."
+)
 @common.shaping_options
 @click.option(
     "--exact",
@@ -86,9 +104,18 @@ def parse_range(text: str) -> tuple[int, int]:
 )
 @common.out_option("The run's folder.")
 @click.option("--resume", is_flag=True, help="Continue the run in --out, at any N.")
+@click.option(
+    "--overwrite", is_flag=True, help="Delete the run in --out and begin anew; asks before it does."
+)
+@click.option("--yes", is_flag=True, help="Do not ask (with --overwrite).")
 @common.other_hardware_option
 @click.option("--checkpoint-steps", type=click.IntRange(1), metavar="S", help="Save every S steps.")
-@click.option("--tensorboard", is_flag=True, help="Write TensorBoard event files too.")
+@click.option("--tensorboard", is_flag=True, help="The same as --log tensorboard.")
+@click.option(
+    "--log",
+    metavar="NAMES",
+    help="Log to tensorboard, wandb, mlflow or trackio too (several: with commas).",
+)
 @common.json_option
 def train(
     recipe: str,
@@ -97,9 +124,12 @@ def train(
     num_workers: str,
     out: Path | None,
     resume: bool,
+    overwrite: bool,
+    yes: bool,
     other_hardware: bool,
     checkpoint_steps: int | None,
     tensorboard: bool,
+    log: str | None,
     as_json: bool,
     here: int | None,
     interface: str | None,
@@ -115,7 +145,9 @@ def train(
       samepath train digits
       samepath train my_recipe.py -n 4 --epochs 20 --out runs/a
       samepath train my_recipe.py -n 8 --epochs 40 --out runs/a --resume
-      samepath train nodules -n 1:8 --out runs/b
+      samepath train digits -n 1:8 --out runs/b
+      samepath train digits --log wandb
+      samepath train --config my_run.toml --epochs 40
       samepath train nodules --data my_volumes.npz
       samepath train cifar10 --keep curated/keep.csv
       samepath train nodules --strategy warmup:epochs=10 --as-workers 8
@@ -137,8 +169,13 @@ def train(
             f"--here and --interface are for a range of workers, and -n is {num_workers}; "
             "give a range, such as -n 1:8"
         )
+    elif dashed := re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", num_workers):
+        right = ":".join(dashed.groups())
+        raise UserError(f"-n {num_workers}: type a range of workers as -n {right}")
     else:
         workers = common.parse_workers(num_workers)
+    if overwrite and out is not None and not yes:
+        confirm_overwrite(out)
     request = Request(
         recipe=recipe,
         data=data,
@@ -149,9 +186,11 @@ def train(
         **asked,
         out=out,
         resume=resume,
+        overwrite=overwrite,
         other_hardware=other_hardware,
         checkpoint_steps=checkpoint_steps,
         tensorboard=tensorboard,
+        log=log,
         command=tuple(sys.argv),
         display=LiveWatcher,
     )
@@ -177,7 +216,7 @@ def join(
 
     \b
     Examples:
-      samepath train nodules -n 1:8 --out runs/a          on one machine, or in one terminal
+      samepath train digits -n 1:8 --out runs/a           on one machine, or in one terminal
       samepath join runs/a --here 2                       in another terminal
       samepath join /shared/runs/a --interface eth0       on another machine
     """
@@ -188,6 +227,24 @@ def join(
         result, folder = join_run(run, machine, display=LiveWatcher, other_hardware=other_hardware)
     print_result("RECIPE", folder, asdict(result), as_json)
     return exit_code(asdict(result))
+
+
+def confirm_overwrite(out: Path) -> None:
+    """Ask whether the run in a folder may go; raise if it may not."""
+    from samepath.engine.state.run_folder import RunFolder
+
+    folder = RunFolder(out)
+    if not folder.holds_run or not folder.has_steps:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(
+            f"--overwrite would delete the run in {out}, and there is no terminal to ask at; "
+            "add --yes"
+        )
+    content = folder.read()
+    what = f"{content['config']['recipe']}, {content['status']}"
+    if not click.confirm(f"Delete the run in {out} ({what})?", err=True):
+        raise UserError(f"the run in {out} stays; give another folder")
 
 
 def exit_code(result: dict[str, Any]) -> int:
@@ -207,17 +264,23 @@ def print_result(recipe: str, folder: Path, result: dict[str, Any], as_json: boo
 
 
 def _summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
+    from samepath.engine.state.run_folder import RunFolder
     from samepath.report.words import noise_words
 
     again = f"samepath train {recipe} --out {folder} --resume"
     words = {
         "finished": "finished",
         "target": "target reached",
+        "early": str(result["message"]),
         "stuck": "the validation loss no longer moves",
         "diverged": str(result["message"]),
         "interrupted": f"stopped; continue with: {again}",
     }
-    click.echo(words[str(result["status"])])
+    said = words[str(result["status"])]
+    if result["status"] == "target":
+        target = RunFolder(folder).read()["config"]["target"]
+        said += f": a validation loss of {result['valid_loss']:.6g}, at most {target:g}"
+    click.echo(said)
     shown = {name: result[name] for name in _SHOWN if result[name] is not None}
     noise = [result[f"noise_{name}"] for name in ("scale", "low", "high")]
     if noise[0] is not None:

@@ -8,20 +8,31 @@ import click
 
 from samepath.cli import common
 from samepath.console import LiveWatcher, count, print_table
+from samepath.errors import UserError
 
 if TYPE_CHECKING:
+    from samepath.engine.verify.compare import Values
+    from samepath.engine.verify.script import ScriptDifference, ScriptVerdict
     from samepath.engine.verify.verify import Counted, Difference, Trained, Verdict
+
+_OTHERWISE_CALLED = {"grain_size": "--grain", "virtual_workers": "--as-workers"}
+_OF_RECIPES = (
+    *("data", "keep", "steps", "batch_size", "max_workers", "seed", "threads", "compile"),
+    *("loader_workers", "strategy", *_OTHERWISE_CALLED),
+)
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", metavar="RECIPE|SCRIPT")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @common.data_option
 @common.keep_option
 @click.option(
     "-n",
     "counts",
     metavar="N,N,...",
-    help="Worker counts, compared with the first.  [default: those of 1,2,3,5 that fit the batch]",
+    help="Worker counts, compared with the first.  [default: those of 1,2,3,5 that fit the batch; "
+    "1,2,3 of a script]",
 )
 @click.option(
     "--steps",
@@ -40,16 +51,25 @@ if TYPE_CHECKING:
     metavar="K",
     help="k of the strategy; the largest N when not given.",
 )
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="PATH",
+    help="A file or folder that SCRIPT finds in the empty folder it is run in.",
+)
 @common.json_option
 def verify(
     recipe: str,
+    arguments: tuple[str, ...],
+    links: tuple[str, ...],
     data: str | None,
     keep: str | None,
     counts: str | None,
     as_json: bool,
     **asked: Any,
 ) -> int:
-    """Train RECIPE at several worker counts and compare every bit.
+    """Train RECIPE, or run SCRIPT, at several worker counts and compare every bit.
 
     Every run is what samepath train does at that count (one worker: without a launcher), through an
     epoch's end, its short last batch and its evaluation; one more run is saved, and continued at
@@ -58,20 +78,40 @@ def verify(
     they part, to find the first step, tensor and module that differ and the likely cause. Exit code
     0: the same path in every run; 1: not.
 
+    A SCRIPT with a loop of its own (one that calls samepath.start()) is run whole at every count,
+    each time in a new, empty folder: its trainers are compared before and after every step, and
+    then what its first worker prints and the files it writes. ARGUMENTS are the script's.
+
     \b
     Examples:
       samepath verify digits -n 1,2,3,5
       samepath verify my_recipe.py -n 1,4 --steps 100
       samepath verify my_recipe.py -n 1,1     is it repeatable at all?
+      samepath verify my_loop.py -n 1,2,3 --link data -- --epochs 2
     """
+    from samepath.engine.verify.script import is_script
     from samepath.engine.verify.verify import VerifyRequest
     from samepath.engine.verify.verify import verify as verify_request
 
+    given = None if counts is None else common.parse_counts("-n", counts)
+    if is_script(recipe):
+        common.refuse_given(
+            _OF_RECIPES,
+            lambda name, option: (
+                f"{_OTHERWISE_CALLED.get(name, option)} is for recipes, and {recipe} decides that "
+                "itself; "
+                "leave it out, or give it to the script, after --"
+            ),
+        )
+        return _verify_script(recipe, arguments, links, given, as_json=as_json)
+    if arguments or links:
+        what = " ".join(arguments) or "--link"
+        raise UserError(f"{what}: only a script takes that, and {recipe} is a recipe; leave it out")
     request = VerifyRequest(
         recipe=recipe,
         data=data,
         keep=keep,
-        counts=None if counts is None else common.parse_counts("-n", counts),
+        counts=given,
         **asked,
         tell=lambda text: click.echo(text, err=True),
         display=LiveWatcher,
@@ -83,6 +123,97 @@ def verify(
     else:
         _show(verdict)
     return 0 if verdict.equal else 1
+
+
+def _verify_script(
+    script: str,
+    arguments: tuple[str, ...],
+    links: tuple[str, ...],
+    counts: list[int] | None,
+    *,
+    as_json: bool,
+) -> int:
+    from dataclasses import asdict
+
+    from samepath.engine.verify.script import COUNTS, ScriptRequest, verify_script
+
+    request = ScriptRequest(
+        script=script,
+        arguments=arguments,
+        links=links,
+        counts=counts or COUNTS,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    with common.stdout_kept_for_json(as_json):
+        verdict = verify_script(request)
+    if as_json:
+        common.print_json({"equal": verdict.equal, **asdict(verdict)})
+    else:
+        _show_script(verdict)
+    return 0 if verdict.equal else 1
+
+
+def _show_script(verdict: ScriptVerdict) -> None:
+    rows = [["workers", "steps", "digest", "printed lines", "files", "path"]]
+    for place, run in enumerate(verdict.runs):
+        path = "differs" if run.parts else "the same" if place else "reference"
+        steps, digests = "+".join(map(str, run.steps)), " ".join(d[:16] for d in run.digests[:3])
+        more = " ..." if len(run.digests) > 3 else ""
+        rows.append(
+            [
+                str(run.num_workers),
+                steps,
+                digests + more,
+                str(run.num_lines),
+                str(run.num_files),
+                path,
+            ]
+        )
+    print_table(rows)
+    click.echo()
+    if verdict.difference is not None:
+        _show_script_difference(verdict.difference)
+    else:
+        counts = [str(run.num_workers) for run in verdict.runs]
+        trainers = len(verdict.runs[0].digests)
+        of = "" if trainers == 1 else f" of all {trainers} trainers"
+        click.echo(
+            f"The same path on {', '.join(counts[:-1])} and {counts[-1]} workers: weights, "
+            f"buffers, optimizer state, losses and metrics{of} agree to the last bit after every "
+            "step, and so does what is printed and written."
+        )
+    if verdict.unsteady:
+        click.echo(
+            "Not compared, for they change from run to run at one worker count too: "
+            + ", ".join(verdict.unsteady)
+        )
+
+
+def _show_script_difference(difference: ScriptDifference) -> None:
+    one, other = (count(n, "worker") for n in difference.num_workers)
+    who = f"two runs on {one}" if one == other else f"{one} and {other}"
+    if difference.trainer is None:
+        where = difference.name
+    else:
+        when = {
+            "prepare": "when it is prepared",
+            "end": "at the end",
+            "begin": "before step {next}",
+        }
+        after = {"step": "in step {step}", "evaluate": "in an evaluation after step {step}"}
+        words = (when | after).get(difference.kind, "after step {step}")
+        step = difference.step or 0
+        where = f"trainer {difference.trainer}, {words.format(step=step, next=step + 1)}"
+    whose = f" (seen on worker {difference.worker})" if difference.worker else ""
+    click.echo(f"Not the same path: {who} part at {where}{whose}.\n")
+    lines = {"first": _first(difference.name, difference.values)}
+    if difference.trainer is None:
+        lines = {}
+    lines["seen"] = difference.cause.found
+    lines["likely cause"] = difference.cause.likely
+    lines["remedy"] = difference.cause.remedy
+    for label, text in lines.items():
+        click.echo(f"{label:<14}{text}")
 
 
 def _as_json(verdict: Verdict) -> dict[str, Any]:
@@ -169,7 +300,8 @@ def _show_difference(difference: Difference) -> None:
     again = "yes: the same count gives the same bits again"
     if not difference.repeatable:
         again = "no: even the same count gives other bits when run again"
-    lines = {"first tensor" if difference.values else "first": _first(difference)}
+    label = "first tensor" if difference.values else "first"
+    lines = {label: _first(difference.name, difference.values)}
     if difference.module is not None:
         name = difference.module or "the model itself"
         label = "first module" if difference.cause.where == "module" else "module"
@@ -186,6 +318,10 @@ _NAMES = {
     "groups": "the optimizer's settings (learning rate and the like)",
     "schedule": "the schedule's state",
     "loss": "the training loss",
+    "metrics of the loss": "what loss() returned beside the loss",
+    "added": "groups of parameters that were added to the optimizer",
+    "scaling": "the scale of the loss (float16)",
+    "extra": "the recipe's extra state",
     "grain losses": "the losses of single grains",
     "gradient norm": "the gradient's norm",
     "learning rate": "the learning rate",
@@ -201,11 +337,10 @@ _NAMES = {
 }
 
 
-def _first(difference: Difference) -> str:
-    values = difference.values
+def _first(name: str, values: Values | None) -> str:
     if values is None:
-        return _NAMES.get(difference.name, difference.name)
-    text = f"{difference.name}: {values.num_different:,} of {values.num_values:,} values differ, "
+        return _NAMES.get(name, name)
+    text = f"{name}: {values.num_different:,} of {values.num_values:,} values differ, "
     if values.max_ulps is None:
         text += "one of each pair is not a number"
     else:

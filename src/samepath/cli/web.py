@@ -1,4 +1,5 @@
-"""`samepath explore` and `samepath ui`: pages in the browser, served on this machine alone."""
+"""`samepath explore`, `samepath turing` and `samepath ui`: pages in the browser, served on this
+machine alone."""
 
 from __future__ import annotations
 
@@ -95,6 +96,57 @@ def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
     with open_ui(folder, port) as page:
         said = f"shows {folder.resolve()}; Ctrl-C ends it"
         _serve(page, said, {"folder": str(folder)}, no_browser=no_browser, as_json=as_json)
+
+
+@click.command()
+@click.argument("real", type=common.PATH, metavar="REAL")
+@click.argument("generated", type=common.PATH, metavar="GENERATED")
+@common.setting("--count", 50, None, "Cubes of each kind that are shown.")
+@common.setting("--seed", 0, "S", "Which cubes, and their order.")
+@common.out_option("The file of votes; turing.json.")
+@serving_options
+@common.json_option
+def turing(
+    real: Path,
+    generated: Path,
+    count: int,
+    seed: int,
+    out: Path | None,
+    port: int,
+    no_browser: bool,
+    as_json: bool,
+) -> None:
+    """Ask a reader which cubes are real: REAL and GENERATED (.npz) mixed, one at a time.
+
+    Opens a page with central slices, a viewer with scrolling, window and level, and two buttons.
+    Every vote is saved at once; the same command goes on with the test. At its end the page, and
+    this command when it is stopped, say how often the reader was right, with an exact interval.
+
+    \b
+    Examples:
+      samepath turing ct_nodules32.npz new.npz
+      samepath turing ct_nodules32.npz new.npz --count 100 --seed 1 --out anna.json
+    """
+    from samepath.console import print_table
+    from samepath.web.turing.app import open_turing
+
+    out = out or Path("turing.json")
+    with open_turing(real, generated, out, count=count, seed=seed, port=port) as (test, page):
+        said = f"{len(test.votes)} of {len(test)} votes in {out}; Ctrl-C ends it, votes are kept"
+        _serve(page, said, {"votes": str(out)}, no_browser=no_browser, as_json=as_json)
+        if as_json:
+            return
+        if not test.has_ended:
+            click.echo(
+                f"{len(test.votes)} of {len(test)} votes in {out}; go on by the same command"
+            )
+            return
+        rows = [["", "right", "votes", "share", "95% interval", "p of guessing"]]
+        for score in test.scores():
+            share, interval = f"{score.share:.3f}", f"{score.low:.3f} to {score.high:.3f}"
+            counts = str(score.num_right), str(score.num_votes)
+            rows.append([score.what, *counts, share, interval, f"{score.p:.2g}"])
+        print_table(rows)
 
 
 def _serve(

@@ -40,7 +40,7 @@ LEAST_POINTS = 10
 """A class with fewer is kept whole: in so few points no density can be told from chance."""
 _KNEE_POINTS = 2000
 POINTS_PER_CELL = 10
-"""On average, where points were spread evenly over the class's rectangle."""
+"""Points in a cell on average, where points were spread evenly over the class's rectangle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class ClassClustering:
     ) -> None:
         self.method = method
         self.eps = eps
-        """By label; the knee's where not given."""
+        """The eps of each class by label; the knee's where not given."""
         self.min_samples = min_samples
 
     def fit(self, points: NDArray[np.floating], labels: Ints | None = None) -> ClassClustering:
@@ -156,11 +156,7 @@ def cluster_class(places: NDArray[np.floating], eps: float, min_samples: int) ->
         within = far <= eps
         found[others[within]] = parts[nearest[within]]
     found[core] = parts
-    sizes = np.bincount(found[found >= 0])
-    rank = np.empty_like(sizes)
-    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
-    found[found >= 0] = rank[found[found >= 0]]
-    return found
+    return _largest_first(found)
 
 
 def _connected(points: Floats, eps: float) -> Ints:
@@ -195,20 +191,42 @@ def _edges(points: Floats) -> NDArray[np.int64]:
 
 def _hdbscan(points: Floats, eps: float, min_samples: int) -> Ints:
     """HDBSCAN (Campello et al. 2013), told that one class may be one cluster, and not to split
-    what is closer than eps (Malzer and Baum 2020).
+    what is closer than eps (Malzer and Baum 2020): where several of its clusters are parts of one
+    DBSCAN cluster at eps, that one takes their place.
 
     With its default settings it cuts single blobs to pieces and calls most of them noise.
+    scikit-learn's own cluster_selection_epsilon raises a TypeError beside numpy 2.4 (scikit-learn
+    #33219), as soon as two clusters are to be joined.
     """
     from sklearn.cluster import HDBSCAN
 
+    least = max(2 * min_samples, len(points) // 50)
     model = HDBSCAN(
-        min_cluster_size=max(2 * min_samples, len(points) // 50),
-        min_samples=min_samples,
-        cluster_selection_epsilon=eps,
-        allow_single_cluster=True,
-        copy=True,
+        min_cluster_size=least, min_samples=min_samples, allow_single_cluster=True, copy=True
     )
-    return np.asarray(model.fit(points).labels_, dtype=np.int64)
+    found = np.asarray(model.fit(points).labels_, dtype=np.int64)
+    dense = cluster_class(points, eps, min_samples)
+    sizes = np.bincount(dense[dense >= 0])
+    if found.max() < 1:  # all of the class is one cluster, which HDBSCAN cuts at its densest point
+        return np.where(np.append(sizes >= least, False)[dense], 0, -1)
+    parts = np.bincount(found[found >= 0])
+    for number in range(len(sizes)):
+        inside = dense == number
+        mine = np.bincount(found[inside & (found >= 0)], minlength=len(parts))
+        joined = np.flatnonzero(2 * mine > parts)
+        if len(joined) > 1:
+            found[inside | np.isin(found, joined)] = joined[0]
+    return _largest_first(found)
+
+
+def _largest_first(found: Ints) -> Ints:
+    """Number clusters anew, the largest 0."""
+    present, place, sizes = np.unique(found[found >= 0], return_inverse=True, return_counts=True)
+    rank = np.empty(len(present), dtype=np.int64)
+    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(present))
+    numbered = found.copy()
+    numbered[found >= 0] = rank[place]
+    return numbered
 
 
 def sample_grid(

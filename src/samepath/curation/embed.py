@@ -21,6 +21,7 @@ from samepath.keys import key, keys_for
 
 Floats = NDArray[np.float32]
 Index = NDArray[np.int64]
+Search = Callable[[NDArray[Any], NDArray[Any], int], tuple[Index, Floats]]
 
 LEAST_POINTS = 10
 EARLY_ITERATIONS = 250
@@ -32,6 +33,10 @@ _FEW = 2000
 _FOURIER = 5000
 """Points from which the gradient by Fourier transforms is the quicker one."""
 _START_WIDTH = 1e-4
+_ROWS = 256
+"""Queries that scikit-learn looks at together: parts of a search are multiples of it."""
+_PRODUCTS = 30_000_000
+"""Distances that are computed between two looks at whether to stop: well below a second."""
 _EVERY = 10
 
 
@@ -52,9 +57,13 @@ class Embedding:
         self.num_threads = num_threads
 
     def fit(
-        self, features: NDArray[Any], progress: Callable[[int], None] = lambda iterations: None
+        self,
+        features: NDArray[Any],
+        progress: Callable[[int], None] = lambda iterations: None,
+        search: Search | None = None,
     ) -> Embedding:
-        """Learn the map; `progress` is told iterations, of EARLY_ITERATIONS + ITERATIONS."""
+        """Learn the map; `progress` is told iterations, of EARLY_ITERATIONS + ITERATIONS. `search`
+        finds neighbours in place of `nearest`: it may know them already."""
         from openTSNE import TSNE
         from openTSNE.affinity import PerplexityBasedNN
 
@@ -65,7 +74,8 @@ class Embedding:
         self.reduced_ = self._reduce(features)
         perplexity = min(self.perplexity, (len(features) - 1) / 3)
         num_neighbors = int(3 * perplexity)
-        self.neighbors_, self.distances_ = nearest(self.reduced_, self.reduced_, num_neighbors + 1)
+        search = search or nearest
+        self.neighbors_, self.distances_ = search(self.reduced_, self.reduced_, num_neighbors + 1)
         _drop_self(self.neighbors_, self.distances_)
         self.neighbors_, self.distances_ = self.neighbors_[:, 1:], self.distances_[:, 1:]
         few = len(features) < _FEW  # threads would wait for one another
@@ -128,13 +138,25 @@ class Embedding:
         return start + jitter.reshape(start.shape) * (0.01 * _START_WIDTH)
 
 
-def nearest(points: NDArray[Any], queries: NDArray[Any], number: int) -> tuple[Index, Floats]:
-    """Exact nearest points of each query: their numbers and distances, nearest first."""
+def nearest(
+    points: NDArray[Any],
+    queries: NDArray[Any],
+    number: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Index, Floats]:
+    """Exact nearest points of each query: their numbers and distances, nearest first. In parts, so
+    that a person is told (queries done, of all) and can stop it."""
     from sklearn.neighbors import NearestNeighbors
 
     number = min(number, len(points))
     found = NearestNeighbors(n_neighbors=number, algorithm="brute").fit(points)
-    distances, neighbors = found.kneighbors(queries)
+    at_once = max(_ROWS, _PRODUCTS // max(len(points), 1) // _ROWS * _ROWS)
+    parts = []
+    for start in range(0, len(queries), at_once):
+        told(start, len(queries))
+        parts.append(found.kneighbors(queries[start : start + at_once]))
+    told(len(queries), len(queries))
+    distances, neighbors = (np.concatenate(each) for each in zip(*parts, strict=True))
     # among equals the lower number first, whatever order they were found in
     order = np.lexsort((neighbors, distances), axis=1)
     neighbors = np.take_along_axis(neighbors, order, 1)

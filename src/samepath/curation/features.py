@@ -36,9 +36,9 @@ from samepath.engine.comm.tensors import to_device
 from samepath.engine.launch.launch import launch
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import start
-from samepath.engine.state.reopen import look_at
+from samepath.engine.state.checkpoint import weights_of
+from samepath.engine.step.loss_metrics import loss_alone
 from samepath.errors import UserError
-from samepath.files import brief, read_tensors
 from samepath.keys import key
 from samepath.plan import assign
 from samepath.recipe import Recipe, find_recipe, where
@@ -75,7 +75,8 @@ class Extractor:
         device = next((p.device.type for p in model.parameters()), "cpu")
         with torch.autocast(device, recipe.autocast, enabled=recipe.autocast is not None):
             if self.file is None:
-                return recipe.loss(model, batch)
+                found: Tensor | None = loss_alone(recipe.loss(model, batch))
+                return found
             model(batch[0] if isinstance(batch, (tuple, list)) else batch)
             return None
 
@@ -101,48 +102,6 @@ def _of_file(path: Path) -> nn.Module:
     return model
 
 
-def load_from(source: Path, recipe: Recipe, model: nn.Module) -> None:
-    """Give a recipe's model the weights of a run, or of a safetensors file."""
-    if source.is_file():
-        _load_file(source, model)
-        return
-    if not source.exists():
-        raise UserError(f"--from {source}: no such run or file; give a folder of `samepath train`")
-    run = look_at(source)
-    if run.config.get("identity") != recipe.origin.identity:
-        raise UserError(
-            f"--from {source}: it is a run of the recipe {run.config['recipe']}, not of "
-            f"{recipe.origin.name}; give a run of {recipe.origin.name}"
-        )
-    trained, _ = run.model()
-    model.load_state_dict(trained.state_dict())
-
-
-def _load_file(path: Path, model: nn.Module) -> None:
-    try:
-        tensors, _ = read_tensors(path, "pt")
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--from {path}: cannot be read ({brief(error)}); give a run's folder, or a "
-            "safetensors file with the model's state_dict()"
-        ) from None
-    expected = model.state_dict()
-    missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
-    if missing or unknown:
-        what = f"it lacks {missing[0]!r}" if missing else f"the model has no {unknown[0]!r}"
-        raise UserError(
-            f"--from {path}: does not fit the recipe's model: {brief(what)} "
-            f"({len(missing)} missing, {len(unknown)} unknown); give weights of this model"
-        )
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name].shape:
-            raise UserError(
-                f"--from {path}: {name!r} has the shape {tuple(tensor.shape)}, the model's has "
-                f"{tuple(expected[name].shape)}; give weights of this model"
-            )
-    model.load_state_dict(tensors)
-
-
 # ---- one layer of it
 
 
@@ -151,7 +110,7 @@ class Tap:
 
     def __init__(self, layer: str, model: nn.Module) -> None:
         self.layer = layer
-        modules = _named(model)
+        modules = layers_of(model)
         name = layer.removesuffix(INPUT)
         if name not in modules:
             near = difflib.get_close_matches(name, modules, n=1)
@@ -196,7 +155,7 @@ def _last_linear(model: nn.Module, forward: Callable[[], Any]) -> str | None:
     ran: list[str] = []
     handles = [
         module.register_forward_hook(lambda *passed, name=name: ran.append(name))
-        for name, module in _named(model).items()
+        for name, module in layers_of(model).items()
         if isinstance(module, nn.Linear)
     ]
     try:
@@ -207,12 +166,13 @@ def _last_linear(model: nn.Module, forward: Callable[[], Any]) -> str | None:
     return ran[-1] if ran else None
 
 
-def _named(model: nn.Module) -> dict[str, nn.Module]:
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules by the names that a layer may be given."""
     return {name or WHOLE: module for name, module in model.named_modules()}
 
 
 def _listed(model: nn.Module) -> str:
-    names = list(_named(model))
+    names = list(layers_of(model))
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"choose one of {', '.join(names[:_SHOWN])}{more} (add {INPUT} for what goes into it)"
 
@@ -302,7 +262,7 @@ def _has_logits(
     output: Tensor | None, batch: Any, loss: Tensor | None, num_classes: int | None
 ) -> bool:
     """Whether a layer's output are the logits of a batch's labels."""
-    labels = _labels(batch)
+    labels = batch_labels(batch)
     if output is None or labels is None or output.ndim != 2 or len(output) != len(labels):
         return False
     if int(labels.max()) >= output.shape[1] or int(labels.min()) < 0:
@@ -312,7 +272,7 @@ def _has_logits(
     return is_loss or output.shape[1] == num_classes
 
 
-def _labels(batch: Any) -> Tensor | None:
+def batch_labels(batch: Any) -> Tensor | None:
     """The integer labels of a batch (inputs, labels)."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return None
@@ -332,7 +292,7 @@ def extract(
     """Features, losses and probabilities. `folder` holds blocks until all are there."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "weights.safetensors"
-    save_file({n: t.detach().cpu().clone() for n, t in model.state_dict().items()}, weights)
+    save_file(weights_of(model), weights)
     waiting = [n for n in range(extraction.num_blocks) if not _is_whole(_block(folder, n))]
     if num_workers == "auto":
         alone = len(waiting) * BLOCK * extraction.grain_seconds
@@ -420,7 +380,7 @@ def _grains(
             extractor.forward(recipe, model, batch)
             found = {"features": taps[0].rows(len(rows))}
             if extraction.head:
-                logits, labels = taps[1].rows(len(rows)), _labels(batch)
+                logits, labels = taps[1].rows(len(rows)), batch_labels(batch)
                 assert labels is not None
                 found["losses"] = F.cross_entropy(logits, labels, reduction="none")
                 found["probabilities"] = logits.softmax(1)

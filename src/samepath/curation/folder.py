@@ -14,11 +14,13 @@ import io
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -44,13 +46,16 @@ from samepath.files import (
 
 FORMAT = 1
 KEEP = "keep.csv"
+FACTS = "facts.json"
+_MOST_FACTS = 30
 _LIBRARIES = ("samepath", "torch", "numpy", "scipy", "scikit-learn", "openTSNE", "kneed")
 _SHAPES: dict[str, dict[str, tuple[int | str, ...]]] = {
     "map": {"map": (2,), "reduced": ("P",), "suspicion": ()},
     "features": {"labels": (), "losses": (), "probabilities": ("C",)},
 }
 """What is read of each file: its arrays, and their shapes after the number of examples."""
-_NEEDED = ("map", "reduced")
+_NEEDED = {"map": ("map", "reduced"), "features": ()}
+_ROUND_ARRAYS = ("features", "map", "images")
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
@@ -98,6 +103,8 @@ class Curation:
     """(N, 2): the map."""
     reduced: NDArray[np.float32]
     """(N, P): where nearest neighbours are looked for."""
+    facts: dict[str, list[Any]]
+    """What the recipe says of each example, by name: numbers or text."""
     columns: Arrays
     """One number per example, as far as they are known: `losses`; `suspicion`, how likely the label
     is wrong, from 0 to 1; of a classifier `guesses` and `confidences`, the likeliest class and its
@@ -157,8 +164,15 @@ class CurationFolder:
         self._write_origin({**there, "wrote": sorted(set(wrote))})  # known before it is there
         aside.replace(path)
 
-    def write(self, folder: Path, arrays: dict[str, Arrays], about: dict[str, Any]) -> None:
+    def write(
+        self,
+        folder: Path,
+        arrays: dict[str, Arrays],
+        about: dict[str, Any],
+        facts: Mapping[str, NDArray[Any]],
+    ) -> None:
         """Write what belongs to one curation (a round, or the whole), and what it is about."""
+        write_atomically(folder / FACTS, json.dumps(finite(_listed(facts))) + "\n")
         for name, content in arrays.items():
             path = folder / f"{name}.safetensors"
             if not content:
@@ -167,8 +181,33 @@ class CurationFolder:
                 write_arrays(path, content)
         write_atomically(folder / ABOUT, json.dumps(finite(about), indent=1) + "\n")
 
+    def remove_rounds(self, number: int) -> list[Path]:
+        """Remove folders of rounds beyond this number, which are of earlier settings; returns those
+        that hold more than was written here, and stay."""
+        ours = {
+            KEEP,
+            "random.csv",
+            ABOUT,
+            FACTS,
+            *(f"{name}.safetensors" for name in _ROUND_ARRAYS),
+        }
+        wrote = set(self._origin().get("wrote", []))
+        left = []
+        for path in sorted(self.path.glob("round-*")):
+            if not (match := re.fullmatch(r"round-([1-9]\d{0,8})", path.name)):
+                continue
+            if int(match[1]) <= number or not path.is_dir():
+                continue
+            lists = [path / KEEP, path / "random.csv"]
+            known = all(not each.exists() or _sha256(each) in wrote for each in lists)
+            if known and {each.name for each in path.iterdir()} <= ours:
+                shutil.rmtree(path)
+            else:
+                left.append(path)
+        return left
+
     def stage_file(self, stage: str, depends_on: Mapping[str, Any]) -> Path:
-        """Where the arrays of a stage that depends on this are kept."""
+        """The file of the arrays of a stage that depends on this."""
         versions = {name: version(name) for name in _LIBRARIES}
         text = json.dumps([stage, depends_on, versions], sort_keys=True)
         return self.cache / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
@@ -192,12 +231,12 @@ class CurationFolder:
         return arrays
 
     def _origin(self) -> dict[str, Any]:
-        """Whose folder this is: kept beside the caches from the first moment on."""
+        """The recipe and data of this folder: kept beside the caches from the first moment on."""
         file = self.cache / "origin.json"
         try:
             found = read_object(file)
             if not isinstance(found.get("wrote", []), list):
-                raise ValueError("what it says was written is no list")
+                raise ValueError("its field 'wrote' is not a list")
             return found
         except FileNotFoundError:
             return {}
@@ -256,6 +295,7 @@ class CurationFolder:
         return Curation(
             about=about,
             class_names=tuple(about["class_names"]),
+            facts=self._facts(about["num_examples"]),
             labels=labels.astype(np.int64),
             has_labels="labels" in known,
             positions=mapped["map"].astype(np.float32),
@@ -263,6 +303,22 @@ class CurationFolder:
             columns=columns,
             pictures=Pictures(images, about["num_examples"]) if images.exists() else None,
         )
+
+    def _facts(self, number: int) -> dict[str, list[Any]]:
+        file = self.path / FACTS
+        if not file.exists():
+            return {}
+        try:
+            found = read_object(file)
+        except (OSError, ValueError) as error:
+            raise _damaged(file, brief(error)) from None
+        for name, values in found.items():
+            plain = isinstance(values, list) and all(
+                isinstance(value, (int, float, str, type(None))) for value in values
+            )
+            if not plain or len(values) != number:
+                raise _damaged(file, f"{brief(name)!r} is not a number or text for each example")
+        return found
 
     def _about(self) -> dict[str, Any]:
         self.check()
@@ -296,21 +352,16 @@ class CurationFolder:
             raise _damaged(file, "it is missing") from None
         except (OSError, ValueError) as error:
             raise _damaged(file, brief(error)) from None
-        for each, widths in _SHAPES[name].items():
-            if each not in found and each in _NEEDED:
-                raise _damaged(file, f"it holds no {each!r}")
+        for each in _NEEDED[name]:
             if each not in found:
-                continue
-            array, due = found[each], (number, *widths)
-            fits = (
-                len(array.shape) == len(due)
-                and 0 not in array.shape
-                and all(
-                    isinstance(size, str) or size == has
-                    for size, has in zip(due, array.shape, strict=True)
-                )
+                raise _damaged(file, f"it holds no {each!r}")
+        for each, array in found.items():
+            due = (number, *_SHAPES[name][each])
+            pairs = zip_longest(due, array.shape)
+            fits = array.shape == tuple(
+                has if isinstance(size, str) else size for size, has in pairs
             )
-            if not fits or array.dtype.kind not in "biuf":
+            if not fits or 0 in array.shape or array.dtype.kind not in "biuf":
                 wanted = f"({', '.join(map(str, due))})"
                 raise _damaged(
                     file, f"{each!r} holds {array.dtype} of shape {array.shape}; {wanted} is due"
@@ -351,6 +402,13 @@ class Pictures:
         out = io.BytesIO()
         Image.fromarray(self.pixels(row)).save(out, "PNG")
         return out.getvalue()
+
+
+def _listed(facts: Mapping[str, NDArray[Any]]) -> dict[str, list[Any]]:
+    """Facts that are one number or text per example."""
+    plain = {name: np.asarray(values) for name, values in facts.items()}
+    plain = {name: a for name, a in plain.items() if a.ndim == 1 and a.dtype.kind in "biufU"}
+    return {name: plain[name].tolist() for name in list(plain)[:_MOST_FACTS]}
 
 
 def _sha256(path: Path) -> str:

@@ -28,20 +28,27 @@ _AT_ONCE = 256
 Collate = Callable[[list[Any]], Any] | None
 
 
-def look(data: Data, collate: Collate = None) -> Arrays:
-    """Digests of all examples, and thumbnails where they are pictures."""
+def look(
+    data: Data, collate: Collate = None, told: Callable[[int], None] = lambda done: None
+) -> Arrays:
+    """Digests of all examples, and thumbnails where they are pictures; `told` is how many examples
+    have been looked at, each twice."""
     digests: list[NDArray[np.uint8]] = []
     low, high = np.inf, -np.inf
     picture = True
     for batch in load(data, collate):
         leaves = list(_tensors(inputs_of(batch)))
         digests.append(_digests(leaves))
+        told(len(digests) * _AT_ONCE)
         picture = picture and len(leaves) == 1 and _as_pictures(leaves[0]) is not None
         if picture and leaves[0].dtype != torch.uint8:
             low, high = min(low, float(leaves[0].min())), max(high, float(leaves[0].max()))
     found: Arrays = {"digests": np.concatenate(digests)}
     if picture:
-        images = [_thumbnails(inputs_of(batch), low, high) for batch in load(data, collate)]
+        images = []
+        for batch in load(data, collate):
+            images.append(_thumbnails(inputs_of(batch), low, high))
+            told((len(digests) + len(images)) * _AT_ONCE)
         if len({image.shape[1:] for image in images}) == 1:
             found["images"] = np.concatenate(images)
     return found

@@ -6,24 +6,17 @@ and a reason for each ("" to keep it); facts about each class; the random contro
 has one reason, the most telling of those it has: duplicate, label error, near-duplicate, outlier,
 noise; only what has none of them is sampled.
 
-A network has seen the labels it is asked about and may have learned the wrong ones by heart.
-Therefore two further judges that have not: the labels of the 50 nearest other examples, and a
-logistic regression on the other four fifths of the data. An example's belief in a class is the
-weighted geometric mean of the three (a class that one judge rules out is out), and its suspicion
-grows as the belief in its own label falls below what is usual of its class (classes differ in how
-easy they are; Northcutt et al. 2021 compare with class means for the same reason). Judges that are
-often wrong must be surer: thresholds shrink with the square of their agreement with the labels
-beyond chance. Weights and thresholds were chosen on digits and CIFAR-10 with labels flipped.
+Labels are judged by probabilities of models that have not seen the example (held_out.py), through
+a model of how wrong labels come about (label_noise.py): it says how many labels are wrong, and how
+likely each is. As many as that are taken, or as a person asks for. One that no class claims is an
+outlier.
 
-Exact duplicates have the same bytes; the first is kept. Near-duplicates must be close in both
-senses: a tenth of what is usual between neighbours of their class, in features, and of what is
-usual between inputs.
+Exact duplicates have the same bytes; the first is kept. Near-duplicates are those of
+`duplicates.py`.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.curation.cluster import LEAST_POINTS, ClassClustering, ClassClusters, sample_grid
-from samepath.curation.embed import nearest
+from samepath.curation.duplicates import all_but_one
 from samepath.curation.folder import Arrays
-from samepath.curation.inputs import flat_inputs
+from samepath.curation.held_out import regression_beliefs
+from samepath.curation.label_noise import label_noise, sized
 from samepath.curation.request import FRACTION, CurateRequest, Subject
 from samepath.data.keep_list import KeepList
 from samepath.keys import key, keys_for
@@ -50,25 +44,14 @@ NOISE = "noise"
 SAMPLED_OUT = "sampled out"
 RANDOM = "random"
 REASONS = (DUPLICATE, LABEL_ERROR, NEAR_DUPLICATE, OUTLIER, NOISE, SAMPLED_OUT)
-"""In the order in which they are given."""
+"""Reasons, in the order in which they are given."""
 
 NUM_NEIGHBORS = 50
-NUM_FOLDS = 5
-NETWORK_WEIGHT, NEIGHBORS_WEIGHT, REGRESSION_WEIGHT = 2.0, 1.0, 2.0
-_WRONG_BELOW = 0.15
-"""Belief in the own label, over its class's median, below which it is wrong if another leads."""
-_STRANGE_BELOW = 0.1
-"""The same, if no other does."""
 LEADS = 0.5
 """Belief with which a class leads."""
 FAR = 4.0
 FAR_NEIGHBORS = 10
-NEAR = 0.1
-_PAIRS = 512
-_CANDIDATES = 5
-"""Nearest neighbours that are looked at."""
-_LEAST = 1e-4
-_REGULARISATION = 0.01
+_LEAST = 1e-6
 
 
 # ---- the decision
@@ -87,6 +70,8 @@ def choose(
     number = subject.num_examples
     rows = np.arange(number) if previous is None else previous.rows
     labels = None if subject.labels is None else subject.labels[rows]
+    if previous is not None and previous.targets is not None:
+        labels = previous.targets[rows]
     groups = np.zeros(len(rows), dtype=np.int64) if labels is None else labels
     places = mapped["map"][rows]
     found: dict[str, Truths] = {}
@@ -101,14 +86,10 @@ def choose(
         min_samples=request.min_samples,
     ).fit(places, labels)
     classes, clusters = clustering.classes_, clustering.labels_
-    found[NEAR_DUPLICATE] = near_duplicates(
-        mapped["neighbors"].astype(np.int64),
-        mapped["distances"],
-        groups,
+    found[NEAR_DUPLICATE] = all_but_one(
+        mapped["near"],
         _to_centre(places, groups, clusters),
-        lambda some: flat_inputs(subject.recipe.train, subject.recipe.collate, rows[some]),
         candidates=~(found[DUPLICATE] | found[LABEL_ERROR]),
-        seed=request.seed,
     )
     if request.method == "grid":
         clean = ~np.logical_or.reduce(list(found.values()))
@@ -130,8 +111,24 @@ def choose(
         clusters=whole,
         kept=np.array(reasons == "", dtype=bool),
         reasons=reasons.tolist(),
+        **(_said(judged, rows, number, previous) if judged else {}),
     )
     return keep_list, classes
+
+
+def _said(judged: Arrays, rows: Ints, number: int, previous: KeepList | None) -> dict[str, Any]:
+    """What the keep-list says of labels; nothing (NaN) of what was not considered."""
+    said: dict[str, Any] = {}
+    for name in ("probability", "doubt", "confidence", "margin"):
+        said[name] = np.full(number, np.nan, dtype=np.float32)
+        said[name][rows] = judged[name]
+    suggested = np.zeros(number, dtype=np.int64)
+    if previous is not None and previous.suggested is not None:
+        suggested[:] = previous.suggested
+    elif previous is not None and previous.labels is not None:
+        suggested[:] = previous.labels
+    suggested[rows] = judged["suggested"]
+    return {**said, "suggested": suggested}
 
 
 def _grid(
@@ -180,7 +177,8 @@ def random_control(keep_list: KeepList, candidates: Truths, seed: int) -> KeepLi
         rows = np.flatnonzero((groups == group) & candidates)
         number = int(keep_list.kept[groups == group].sum())
         kept[rows[np.argsort(keys[rows], kind="stable")[:number]]] = True
-    return replace(keep_list, kept=kept, reasons=["" if one else RANDOM for one in kept])
+    reasons = ["" if one else RANDOM for one in kept]
+    return replace(keep_list, kept=kept, reasons=reasons, relabelled=None)
 
 
 # ---- labels and outliers
@@ -193,13 +191,27 @@ class LabelErrors:
     flagged: Truths
     """Likely label errors."""
     outliers: Truths
-    """Those that neither their own class nor another believes in."""
+    """Examples that are as likely wrong, but that no class claims."""
     suggested: Ints
     """The label that is believed most."""
+    probability: NDArray[np.float32]
+    """How likely that is the right one."""
     suspicion: NDArray[np.float32]
-    """Between 0 and 1, high for what is likely wrong (either of the above): for ranking."""
-    belief: NDArray[np.float32]
-    """(N, C): the three judges' mean, by the classes in ascending order."""
+    """How likely the label is wrong."""
+    doubt: NDArray[np.float32]
+    """The share of all examples with less suspicion, in percent."""
+    confidence: NDArray[np.float32]
+    """What the judge gives the label."""
+    margin: NDArray[np.float32]
+    """The label's logit minus the largest other, of the judge."""
+    classes: Ints
+    """The labels there are, ascending: rows and columns of the tables."""
+    rate: Floats
+    """(2,): the share of wrong labels, and half its 95% interval."""
+    counts: Floats
+    """(C, C): examples that are of the row's class and are labelled as the column's."""
+    counts_reach: Floats
+    """Half of their 95% intervals."""
 
 
 def label_errors(
@@ -207,43 +219,45 @@ def label_errors(
     labels: Ints,
     *,
     probabilities: NDArray[np.floating] | None = None,
-    neighbors: Ints | None = None,
-    distances: NDArray[np.floating] | None = None,
+    budget: float | None = None,
+    precision: float | None = None,
     seed: int = 0,
 ) -> LabelErrors:
     """Likely label errors among examples with these features (after PCA, say) and labels.
 
-    `probabilities`: the network's, one column per label from 0. `neighbors`, `distances`: of each
-    example without itself, nearest first, if they are known.
+    `probabilities`: of models that have not seen the example, one column per label from 0; those of
+    a regression on the features where not given.
     """
-    if neighbors is None or distances is None:
-        neighbors, distances = nearest(reduced, reduced, NUM_NEIGHBORS + 1)
-        neighbors, distances = neighbors[:, 1:], distances[:, 1:]
     classes, place = np.unique(labels, return_inverse=True)
     rows = np.arange(len(labels))
-    judges: list[tuple[float, NDArray[Any]]] = [
-        (NEIGHBORS_WEIGHT, neighbor_beliefs(place, neighbors, distances, len(classes))),
-        (REGRESSION_WEIGHT, held_out_beliefs(reduced, place, len(classes), seed)),
-    ]
-    if probabilities is not None:
-        judges.append((NETWORK_WEIGHT, probabilities[:, classes]))
-    belief = _mean(judges)
-    own = belief[rows, place]
-    usual = np.array([np.median(own[place == c]) for c in range(len(classes))])
-    relative = own / np.maximum(usual[place], _LEAST)
-    others = belief.copy()
-    others[rows, place] = -1.0
-    leads = others.max(1, initial=-1.0) >= LEADS
-    chance = 1.0 / len(classes)
-    agreement = float((belief.argmax(1) == place).mean())
-    trust = max(0.0, (agreement - chance) / max(1.0 - chance, chance)) ** 2
-    judged = np.bincount(place)[place] >= LEAST_POINTS  # too few to know what is usual
+    told: NDArray[Any]
+    if probabilities is None:
+        told = regression_beliefs(reduced, place, len(classes), seed)
+    else:
+        told = np.maximum(probabilities[:, classes], _LEAST, dtype=np.float64)
+        told /= told.sum(1, keepdims=True)
+    noise = label_noise(told, place, seed=seed)
+    chosen = sized(noise.wrong, budget=budget, precision=precision)
+    chosen &= np.bincount(place)[place] >= LEAST_POINTS  # too few to know what is usual
+    likeliest = noise.belief.max(1)
+    own = np.log(np.maximum(told[rows, place], _LEAST))
+    others = np.log(np.maximum(told, _LEAST))
+    others[rows, place] = -np.inf
+    leads = others.max(1) - own if len(classes) > 1 else np.zeros(len(rows))
+    less = np.searchsorted(np.sort(noise.wrong), noise.wrong, side="left")
     return LabelErrors(
-        flagged=judged & leads & (relative < trust * _WRONG_BELOW),
-        outliers=judged & ~leads & (relative < trust * _STRANGE_BELOW),
-        suggested=classes[belief.argmax(1)],
-        suspicion=(1.0 / (1.0 + relative)).astype(np.float32),
-        belief=belief.astype(np.float32),
+        flagged=chosen & (likeliest >= LEADS),
+        outliers=chosen & (likeliest < LEADS),
+        suggested=classes[noise.belief.argmax(1)],
+        probability=likeliest.astype(np.float32),
+        suspicion=noise.wrong.astype(np.float32),
+        doubt=(100.0 * less / len(rows)).astype(np.float32),
+        confidence=told[rows, place].astype(np.float32),
+        margin=(-leads).astype(np.float32),
+        classes=classes,
+        rate=np.array([noise.rate, noise.reach]),
+        counts=noise.counts,
+        counts_reach=noise.counts_reach,
     )
 
 
@@ -261,61 +275,6 @@ def far_from_all(distances: NDArray[np.floating], groups: Ints) -> Truths:
         deviation = max(1.4826 * float(np.median(np.abs(beyond))), 1e-6)
         found[mine] = (beyond > FAR * deviation) & (mine.sum() >= LEAST_POINTS)
     return found
-
-
-def neighbor_beliefs(
-    place: Ints, neighbors: Ints, distances: NDArray[np.floating], num_classes: int
-) -> Floats:
-    """The share of each class among the nearest other examples, nearer ones counting more."""
-    neighbors, distances = neighbors[:, :NUM_NEIGHBORS], distances[:, :NUM_NEIGHBORS]
-    weights = 1.0 / (distances + 1e-6 + 1e-3 * distances[:, -1:])
-    beliefs = np.zeros((len(place), num_classes))
-    for number in range(num_classes):
-        beliefs[:, number] = (weights * (place[neighbors] == number)).sum(1)
-    shares: Floats = beliefs / beliefs.sum(1, keepdims=True)
-    return shares
-
-
-def held_out_beliefs(
-    reduced: NDArray[np.floating], place: Ints, num_classes: int, seed: int = 0
-) -> Floats:
-    """Probabilities of a logistic regression that has not seen the example, by five folds."""
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    scaled = (reduced - reduced.mean(0)) / np.maximum(reduced.std(0), 1e-12)
-    beliefs = np.full((len(place), num_classes), 1.0 / num_classes)
-    folds = _folds(place, seed)
-    for fold in range(NUM_FOLDS):
-        train, test = folds != fold, folds == fold
-        known = np.unique(place[train])
-        if not test.any() or len(known) < 2:
-            continue
-        model = LogisticRegression(C=_REGULARISATION, max_iter=200)
-        with threadpool_limits(1, user_api="blas"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nearly converged will do
-            found = model.fit(scaled[train], place[train]).predict_proba(scaled[test])
-        beliefs[test] = 0.0
-        beliefs[np.ix_(test, known)] = found
-    return beliefs
-
-
-def _folds(place: Ints, seed: int) -> Ints:
-    """A fold for each example, every class spread evenly over them."""
-    keys = keys_for(key("folds", seed), np.arange(len(place), dtype=np.int64))
-    order = np.lexsort((keys, place))
-    folds = np.empty(len(place), dtype=np.int64)
-    folds[order] = np.arange(len(place)) % NUM_FOLDS
-    return folds
-
-
-def _mean(judges: list[tuple[float, NDArray[Any]]]) -> Floats:
-    """The weighted geometric mean of beliefs, adding up to one."""
-    total = sum(weight for weight, _ in judges)
-    logs = sum(weight * np.log(np.maximum(p, _LEAST, dtype=np.float64)) for weight, p in judges)
-    mean = np.exp(logs / total)
-    belief: Floats = mean / mean.sum(1, keepdims=True)
-    return belief
 
 
 def exact_duplicates(digests: NDArray[np.uint8], labels: Ints | None) -> tuple[Truths, Truths]:
@@ -336,57 +295,3 @@ def exact_duplicates(digests: NDArray[np.uint8], labels: Ints | None) -> tuple[T
         contradicted[rows[wrong]] = True
         copies[rows[~wrong][1:]] = True
     return copies, contradicted
-
-
-def near_duplicates(
-    neighbors: Ints,
-    distances: NDArray[np.floating],
-    groups: Ints,
-    to_centre: NDArray[np.floating],
-    inputs: Callable[[Ints], NDArray[np.float32]],
-    *,
-    candidates: Truths,
-    seed: int = 0,
-) -> Truths:
-    """Find examples that are nearly another example of the same group; of such, the one nearest to
-    its cluster's centre is not among them.
-
-    `neighbors`, `distances`: in feature space, without oneself, nearest first. `groups`: classes.
-    `inputs(rows)`: inputs as rows of numbers. Only `candidates` are looked at.
-    """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    dropped = np.zeros(len(groups), dtype=bool)
-    pairs = _close_pairs(neighbors, distances, groups, candidates)
-    if not len(pairs):
-        return dropped
-    sample = np.argsort(keys_for(key("pairs", seed), np.arange(len(groups))))[: 2 * _PAIRS]
-    shown = inputs(np.sort(sample))
-    half = len(shown) // 2
-    usual = np.median(np.linalg.norm(shown[:half] - shown[half : 2 * half], axis=1))
-    rows, place = np.unique(pairs, return_inverse=True)
-    shown = inputs(rows)
-    ends = shown[place.reshape(pairs.shape)]
-    pairs = pairs[np.linalg.norm(ends[:, 0] - ends[:, 1], axis=1) <= NEAR * usual]
-    size = len(groups)
-    graph = coo_array((np.ones(len(pairs), np.int8), pairs.T), shape=(size, size))
-    _, part = connected_components(graph, directed=False)
-    involved = np.unique(pairs)
-    order = involved[np.lexsort((involved, to_centre[involved], part[involved]))]
-    dropped[order[np.diff(part[order], prepend=-1) == 0]] = True
-    return dropped
-
-
-def _close_pairs(
-    neighbors: Ints, distances: NDArray[np.floating], groups: Ints, candidates: Truths
-) -> Ints:
-    """Pairs of a group that are much closer in feature space than its neighbours usually are."""
-    usual = np.zeros(len(groups))
-    for group in np.unique(groups):
-        usual[groups == group] = np.median(distances[groups == group, 0])
-    near = neighbors[:, :_CANDIDATES]
-    close = distances[:, :_CANDIDATES] <= NEAR * usual[:, None]
-    close &= (groups[near] == groups[:, None]) & candidates[near] & candidates[:, None]
-    row, column = np.nonzero(close)
-    return np.stack([row, near[row, column]], axis=1).astype(np.int64)

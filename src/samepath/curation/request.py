@@ -22,7 +22,7 @@ from samepath.recipe import Recipe
 METHODS = ("dbscan", "hdbscan", "grid")
 FRACTION = 0.8
 EVERY_CLASS = ""
-"""In `eps`: the value for all classes that are not named."""
+"""The name in `eps` whose value holds for all classes that are not named."""
 MOST_CLASSES = 10_000
 NO_LABELS = "all"
 """The one class of examples without labels."""
@@ -39,7 +39,15 @@ class CurateRequest:
     keep: str | None = None
     """A keep-list to begin with: what it drops stays dropped."""
     source: Path | None = None
-    """A run, or a safetensors file of weights; a network is trained when not given."""
+    """A run, a curation, a checkpoint, a file of weights, or a cross-validation (its first fold's
+    network, and all folds' judgement of labels); a network is trained when not given."""
+    folds: int | None = None
+    """Train so many folds of the recipe, of which each judges the labels it has not seen."""
+    budget: float | None = None
+    """Examples to take for label errors, or their share of all; as many as are estimated to be if
+    neither this nor `precision` is given."""
+    precision: float | None = None
+    """The share of what is taken for label errors that is to be wrong."""
     extractor: str | None = None
     """A Python file with an extractor(), instead of the recipe's model."""
     layer: str | None = None
@@ -53,7 +61,7 @@ class CurateRequest:
     fraction: float | None = None
     """The part of each class that `grid` keeps; FRACTION when not given."""
     eps: Mapping[str, float] = field(default_factory=dict)
-    """By class name; the knee's where not given."""
+    """The eps of classes by name; the knee's where not given."""
     min_samples: int = MIN_SAMPLES
     rounds: int = 1
     """Train on what is kept and curate again, so often."""
@@ -72,6 +80,17 @@ class CurateRequest:
             raise UserError(f"--fraction {self.fraction:g}: give a part of each class, such as 0.8")
         if self.fraction is not None and self.method != "grid":
             raise UserError(f"--fraction {self.fraction:g} is for a sample; add --method grid")
+        if self.folds is not None and self.folds < 2:
+            raise UserError(f"--folds {self.folds}: give at least 2")
+        for name, is_given in (("--rounds", self.rounds > 1), ("--keep", self.keep is not None)):
+            if self.folds is not None and is_given:
+                raise UserError(f"--folds is of all examples, once; leave {name} out")
+        if self.budget is not None and self.precision is not None:
+            raise UserError("--budget and --precision exclude each other; give one of them")
+        if self.budget is not None and not 0 <= self.budget < math.inf:
+            raise UserError(f"--budget {self.budget:g}: give a share, such as 0.05, or a number")
+        if self.precision is not None and not 0 < self.precision < 1:
+            raise UserError(f"--precision {self.precision:g}: give a share, such as 0.9")
         if self.min_samples < 2:
             raise UserError(f"--min-samples {self.min_samples}: it must be at least 2")
         if self.rounds < 1:
@@ -81,6 +100,9 @@ class CurateRequest:
                 raise UserError(f"--eps {value:g}: it must be above 0")
         if self.eps and self.method == "grid":
             raise UserError("--eps is for clusters; leave it out with --method grid")
+        if self.folds is not None and (self.source is not None or self.extractor is not None):
+            other = "--from" if self.source is not None else "--extractor"
+            raise UserError(f"--folds trains networks; leave {other} out")
         networks = {"--from": self.source, "--extractor": self.extractor, "--epochs": self.epochs}
         given = [name for name, value in networks.items() if value is not None]
         if len(given) > 1:
@@ -109,7 +131,7 @@ class Subject:
     recipe: Recipe
     labels: NDArray[np.int64] | None
     class_names: Sequence[str]
-    """By label."""
+    """Names of the classes by label."""
     examples_identity: str
     num_examples: int
 

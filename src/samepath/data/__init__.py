@@ -1,4 +1,4 @@
-"""Where examples come from: sources by index, per-example randomness, readers."""
+"""Examples: sources by index, per-example randomness, readers."""
 
 from samepath.data.loaders import Loaders
 from samepath.data.randomness import Draws, seed_everything

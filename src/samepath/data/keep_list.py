@@ -1,10 +1,12 @@
 """Keep-lists: which training examples are kept, and one line of reason for each.
 
-In and out: a CSV file with the columns index, label, x, y, cluster, kept, reason, and note if there
-are any; one row per training example, in order. Guaranteed: what is written is read back equal (x
-and y to the last bit; text without blanks around it); a file is replaced whole, and only when
-asked to; one that is not a keep-list ends in one line that names the file and line; so does one
-that is not of a recipe's training data, or keeps none of it.
+In and out: a CSV file with the columns index, label, x, y, cluster, kept, reason; one row per
+training example, in order. Further columns where they are known: decision (keep, drop or relabel;
+one that is relabelled is kept, and trained with the label suggested), suggested, the NUMBERS, and
+note. Guaranteed: what is written is read back equal (numbers to the last bit; text without blanks
+around it); files of older versions, which lack the further columns, are read; a file is replaced
+whole, and only when asked to; one that is not a keep-list ends in one line that names the file and
+line; so does one that is not of a recipe's training data, or keeps none of it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ _LIMIT = 2.0**128 - 2.0**103  # from here on float32 rounds to infinity
 ABOUT = "curation.json"
 """The file beside a keep-list that says what it was made of."""
 COLUMNS = ("index", "label", "x", "y", "cluster", "kept", "reason")
+NUMBERS = ("probability", "doubt", "confidence", "loss", "margin", "training_margin")
+"""Columns of one number per example, or of none (NaN, an empty cell)."""
+KEEP, DROP, RELABEL = "keep", "drop", "relabel"
+"""Decisions."""
+
+Floats32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,12 +55,33 @@ class KeepList:
     """Why it is dropped; of a kept one "", or "kept by hand"."""
     notes: Sequence[str] | None = None
     """What a person wrote beside it; None where there are no notes."""
+    relabelled: NDArray[np.bool_] | None = None
+    """Kept, with the suggested label in place of its own; None where nothing is."""
+    suggested: NDArray[np.int64] | None = None
+    """The label that it should have, as far as is known."""
+    probability: Floats32 | None = None
+    """How likely the suggested label is, of 1."""
+    doubt: Floats32 | None = None
+    """The share of all examples that are doubted less, in percent: below 100, which the most
+    doubtful comes close to."""
+    confidence: Floats32 | None = None
+    """Probability that a model which has not seen the example gives to its label."""
+    loss: Floats32 | None = None
+    margin: Floats32 | None = None
+    """The label's logit minus the largest other, of a model that has not seen the example."""
+    training_margin: Floats32 | None = None
+    """The same of a network that learned the label, averaged over its training."""
 
     def __post_init__(self) -> None:
-        columns = (self.labels, self.positions, self.clusters, self.reasons, self.notes)
-        lengths = {len(column) for column in (self.kept, *columns) if column is not None}
+        columns = [values for values in vars(self).values() if values is not None]
+        lengths = {len(column) for column in columns}
         if lengths != {len(self.kept)} or self.positions.shape != (len(self.kept), 2):
             raise ValueError(f"the columns of a keep-list have {sorted(lengths)} rows; not equal")
+        if self.relabelled is not None:
+            if self.labels is None or self.suggested is None:
+                raise ValueError("a keep-list that relabels needs labels and suggested labels")
+            if (self.relabelled & ~self.kept).any():
+                raise ValueError("an example cannot be both dropped and relabelled")
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -63,9 +92,30 @@ class KeepList:
         return np.flatnonzero(self.kept)
 
     @property
+    def targets(self) -> NDArray[np.int64] | None:
+        """The labels that are trained with; None where examples have none."""
+        if self.labels is None or self.relabelled is None:
+            return self.labels
+        assert self.suggested is not None
+        return np.where(self.relabelled, self.suggested, self.labels)
+
+    @property
+    def decisions(self) -> list[str]:
+        """KEEP, DROP or RELABEL for each example."""
+        found = np.where(self.kept, KEEP, DROP).astype(object)
+        if self.relabelled is not None:
+            found[self.relabelled] = RELABEL
+        return list(found)
+
+    @property
     def identity(self) -> str:
-        """SHA-256 of which examples are kept, of how many: all that training depends on."""
-        return hashlib.sha256(self.kept.astype(np.uint8).tobytes()).hexdigest()
+        """SHA-256 of which examples are kept, of how many, and of new labels: all that training
+        depends on."""
+        found = hashlib.sha256(self.kept.astype(np.uint8).tobytes())
+        targets = self.targets
+        if targets is not None and (changed := np.flatnonzero(targets != self.labels)).size:
+            found.update(b"relabelled" + changed.tobytes() + targets[changed].tobytes())
+        return found.hexdigest()
 
 
 def read_keep_list(path: Path) -> KeepList:
@@ -75,6 +125,8 @@ def read_keep_list(path: Path) -> KeepList:
         hint = f"did you mean {inside}?" if inside.is_file() else "`samepath curate` writes one"
         raise UserError(f"{path}: no such keep-list; {hint}")
     rows: list[tuple[Any, ...]] = []
+    more: list[tuple[Any, ...]] = []
+    header: dict[str, str] = {}
     unlabelled = False
     for number, (where, row) in enumerate(read_table(path, COLUMNS)):
         if row["index"] != str(number):
@@ -91,9 +143,12 @@ def read_keep_list(path: Path) -> KeepList:
         x, y = (number_in(row, name, where, float, _LIMIT) for name in "xy")
         cluster = number_in(row, "cluster", where, int, 2**63)
         rows.append((label, x, y, cluster, row["kept"] == "1", row["reason"], row.get("note")))
+        more.append(_further(row, where, unlabelled))
+        header = row
     if not rows:
         raise UserError(f"{path} names no examples; give a keep-list with a row for each")
     labels, xs, ys, clusters, kept, reasons, notes = zip(*rows, strict=True)
+    relabelled, suggested, *numbers = zip(*more, strict=True)
     return KeepList(
         labels=None if unlabelled else np.array(labels, np.int64),
         positions=np.stack([xs, ys], axis=1).astype(np.float32),
@@ -101,7 +156,42 @@ def read_keep_list(path: Path) -> KeepList:
         kept=np.array(kept),
         reasons=list(reasons),
         notes=None if notes[0] is None else list(notes),
+        relabelled=np.array(relabelled) if any(relabelled) else None,
+        suggested=np.array(suggested, np.int64) if "suggested" in header else None,
+        **{
+            name: np.array(values, np.float32)
+            for name, values in zip(NUMBERS, numbers, strict=True)
+            if name in header
+        },
     )
+
+
+def _further(row: Mapping[str, str], where: str, unlabelled: bool) -> tuple[Any, ...]:
+    """Whether an example is relabelled, the suggested label (that or 0), and the NUMBERS (NaN)."""
+    kept = row["kept"] == "1"
+    decision = row.get("decision", KEEP if kept else DROP)
+    if decision not in (KEEP, DROP, RELABEL):
+        raise UserError(
+            f"{where}: decision is {brief(repr(decision))}; it must be {KEEP}, {DROP} or {RELABEL}"
+        )
+    if kept != (decision != DROP):
+        raise UserError(
+            f"{where}: decision is {decision!r} and kept is {int(kept)}; kept is 0 of what is "
+            "dropped and 1 of all else"
+        )
+    suggested = 0
+    if "suggested" in row and (row["suggested"] or not unlabelled):
+        suggested = number_in(row, "suggested", where, int, 2**63)
+    if decision == RELABEL:
+        if unlabelled or "suggested" not in row:
+            lacks = "label" if unlabelled else "suggested label"
+            raise UserError(f"{where}: decision is {RELABEL!r}, but there is no {lacks}")
+        if suggested < 0:
+            raise UserError(f"{where}: suggested is {suggested}; a class is a number from 0")
+    numbers = (
+        number_in(row, name, where, float, _LIMIT) if row.get(name) else np.nan for name in NUMBERS
+    )
+    return decision == RELABEL, suggested, *numbers
 
 
 def write_keep_list(path: Path, keep_list: KeepList, *, overwrite: bool = False) -> None:
@@ -120,6 +210,13 @@ def write_keep_list(path: Path, keep_list: KeepList, *, overwrite: bool = False)
         "reason": keep_list.reasons,
     }
     assert tuple(columns) == COLUMNS
+    if keep_list.suggested is not None:
+        columns["decision"] = keep_list.decisions
+        columns["suggested"] = keep_list.suggested.tolist()
+    for name in NUMBERS:
+        numbers = getattr(keep_list, name)
+        if numbers is not None:
+            columns[name] = np.where(np.isnan(numbers), "", numbers.astype(np.str_)).tolist()
     if keep_list.notes is not None:
         columns["note"] = keep_list.notes
     try:

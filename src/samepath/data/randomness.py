@@ -9,6 +9,9 @@ neighbours in the grain.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +29,32 @@ def seed_everything(word: int) -> None:
         torch.cuda.manual_seed_all(word)
     np.random.seed(word & 0xFFFFFFFF)
     random.seed(word)
+
+
+def random_state() -> tuple[Any, ...]:
+    """What every global generator will draw next; `set_random_state` takes it."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+
+
+def set_random_state(state: tuple[Any, ...]) -> None:
+    """Have the global generators draw again what they drew after `random_state`."""
+    of_torch, cuda, of_numpy, of_python = state
+    torch.set_rng_state(of_torch)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leave every global generator as it was."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
 
 
 class Draws:

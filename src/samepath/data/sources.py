@@ -16,15 +16,24 @@ import mmap
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
+from samepath.data.generators import Generators
 from samepath.data.loaders import BY_ITSELF, Loaders
 from samepath.data.randomness import seed_everything
 from samepath.errors import UserError
@@ -48,6 +57,9 @@ class GrainRequest:
 
     epoch: int
     examples: NDArray[np.int64]
+    draws: NDArray[np.int64] | None = None
+    """The numbers that each example's randomness is keyed by, where they are not the examples': one
+    that a sampler draws twice in an epoch is augmented in two ways."""
 
 
 @runtime_checkable
@@ -127,7 +139,25 @@ class SomeOf:
 
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
         source = as_source(self.data, seed=0)
-        return source.load(GrainRequest(r.epoch, self.rows[r.examples]) for r in requests)
+        return source.load(replace(r, examples=self.rows[r.examples]) for r in requests)
+
+
+class Sampled:
+    """A source as a sampler draws from it: example number i of an epoch is the i-th draw."""
+
+    def __init__(self, source: Source, number: int, order: Callable[[int], Rows]) -> None:
+        self._source = source
+        self._number = number
+        self._order = lru_cache(maxsize=2)(order)  # loaders reach into the next epoch
+
+    def __len__(self) -> int:
+        return self._number
+
+    def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
+        return self._source.load(
+            replace(r, examples=self._order(r.epoch)[r.examples], draws=r.examples)
+            for r in requests
+        )
 
 
 class DatasetSource:
@@ -148,29 +178,53 @@ class DatasetSource:
             )
         if not hasattr(dataset, "__len__"):
             raise UserError(f"{type(dataset).__name__} has no __len__; give a map-style Dataset")
-        self._dataset = _KeyedDataset(dataset, seed)
-        self._loaders = loaders
         self._collate = collate or default_collate
+        self._dataset = _KeyedDataset(dataset, seed, self._collate)
+        self._loaders = loaders
 
     def __len__(self) -> int:
         return len(self._dataset.dataset)  # type: ignore[arg-type]
 
     def load(self, requests: Iterable[GrainRequest]) -> Iterator[Any]:
-        items = ([(r.epoch, int(e)) for e in r.examples] for r in requests)
+        items = (_items_of(request) for request in requests)
         return self._loaders.load(self._dataset, batch_sampler=items, collate_fn=self._collate)
 
 
-class _KeyedDataset(Dataset[Any]):
-    """A data set whose items meet generators keyed by (seed, epoch, example)."""
+def _items_of(request: GrainRequest) -> list[tuple[int, int, int]]:
+    draws = request.examples if request.draws is None else request.draws
+    pairs = zip(draws.tolist(), request.examples.tolist(), strict=True)
+    return [(request.epoch, draw, example) for draw, example in pairs]
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+
+class _KeyedDataset(Dataset[Any]):
+    """A data set whose items meet generators keyed by (seed, epoch, example): the global ones, and
+    those that it, its transforms or the collate function keep for themselves."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int, collate: Collate) -> None:
         self.dataset = dataset
         self.seed = seed
+        self._collate = collate
+        self._generators: Generators | None = None
 
-    def __getitem__(self, item: tuple[int, int]) -> Any:
-        epoch, example = item
-        seed_everything(key("example", self.seed, epoch, example))
-        return self.dataset[example]
+    def __getitem__(self, item: tuple[int, int, int]) -> Any:
+        epoch, draw, example = item
+        word = key("example", self.seed, epoch, draw)
+        if self._generators is None:
+            self._generators = Generators(dataset=self.dataset, collate=self._collate)
+        self._set(word)
+        found = self.dataset[example]
+        if self._generators.grew():
+            self._set(word)
+            found = self.dataset[example]
+        return found
+
+    def _set(self, word: int) -> None:
+        assert self._generators is not None
+        self._generators.seed(word)
+        seed_everything(word)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_generators": None}  # to be found anew in a process that unpickles it
 
 
 class _Rows(Dataset[Any]):
@@ -323,6 +377,94 @@ def only_rows(data: Data, rows: Rows, collate: Collate | None = None) -> Data:
         for part in parts
     )
     return cut[0] if single else cut
+
+
+def with_labels(
+    data: Data,
+    labels: NDArray[np.int64],
+    changed: NDArray[np.bool_],
+    rows: Rows,
+    collate: Collate | None = None,
+) -> Data:
+    """Data restricted to the given examples, numbered anew, with other labels: `labels` has one for
+    each of all examples, `changed` says whose is another one. UserError where the target of an
+    example is not its class."""
+    columns = columns_of(data, collate)
+    found: Data
+    if columns is not None:
+        _, parts = in_parts(columns)
+        if len(parts) == 2:
+            own = as_tensor(parts[1])
+            parts = (parts[0], torch.from_numpy(labels).to(own.dtype))
+        found = only_rows(parts, rows, collate)
+    elif isinstance(data, Source):
+        raise UserError(
+            f"a {type(data).__name__} hands out whole grains, whose labels cannot be replaced"
+        )
+    else:
+        found = _Relabelled(data, rows, labels[rows])
+    some = np.flatnonzero(changed[rows])[:_LOOKED_AT]
+    told = labels_of(found, {}, collate, some)
+    if told is None or not np.array_equal(told, labels[rows][some]):
+        raise UserError("batches are not pairs of inputs and classes (whole numbers)")
+    return found
+
+
+_LOOKED_AT = 64
+"""Examples whose new labels are read back."""
+
+
+class _Relabelled(Subset[Any]):
+    """Some items of a data set, with the given labels. What leads to the data set is called what it
+    is called in a Subset, so that its transforms draw the same random numbers."""
+
+    def __init__(self, data: Any, rows: Rows, labels: NDArray[np.int64]) -> None:
+        super().__init__(data, rows.tolist())
+        self._labels = labels
+
+    def __getitem__(self, row: Any) -> Any:
+        item, label = self.dataset[self.indices[row]], int(self._labels[row])
+        if type(item) not in (tuple, list) or len(item) != 2:
+            raise UserError(
+                f"an item is a {type(item).__name__}, not a pair of an input and a class"
+            )
+        own = item[1]
+        if isinstance(own, Tensor):
+            replaced: Any = torch.full_like(own, label)
+        elif isinstance(own, (int, np.integer)):
+            replaced = type(own)(label)
+        else:
+            raise UserError(f"an item's target is a {type(own).__name__}, not a class")
+        return (item[0], replaced) if isinstance(item, tuple) else [item[0], replaced]
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        return [self[row] for row in rows]
+
+
+def joined(first: Data, second: Data, collate: Collate | None = None) -> Data:
+    """Data of the examples of both, those of the first before those of the second. UserError where
+    they are of different forms."""
+    rows, more = columns_of(first, collate), columns_of(second, collate)
+    if rows is not None and more is not None:
+        (single, ours), (_, theirs) = in_parts(rows), in_parts(more)
+        if (form := _form(ours)) != (other := _form(theirs)):
+            raise UserError(f"rows of the one are {form}, of the other {other}")
+        if in_memory(first, collate) and in_memory(second, collate):
+            tensors = zip(map(as_tensor, ours), map(as_tensor, theirs), strict=True)
+            both = tuple(torch.cat(pair) for pair in tensors)
+            return both[0] if single else both
+    parts = (first if rows is None else _Rows(rows), second if more is None else _Rows(more))
+    for part in parts:
+        if isinstance(part, Source):
+            raise UserError(f"a {type(part).__name__} hands out whole grains, not single examples")
+    return ConcatDataset(parts)  # type: ignore[arg-type]
+
+
+def _form(parts: Sequence[Column]) -> str:
+    """Types and shapes of what a row has of each column."""
+    kinds = [str(as_tensor(part).dtype).removeprefix("torch.") for part in parts]
+    shapes = [tuple(part.shape[1:]) for part in parts]
+    return " and ".join(f"{k} {shape}" for k, shape in zip(kinds, shapes, strict=True))
 
 
 # ---- tensors and arrays that lie in files, which may be larger than memory

@@ -50,7 +50,8 @@ class GrainNorms:
 
 
 def average(norms: Sequence[tuple[float, float]]) -> GrainNorms | None:
-    """From (squared norm of the grain's gradient as it counts in the batch's, its share)."""
+    """Average the estimates from (squared norm of the grain's gradient as it counts in the batch's,
+    its share)."""
     known = [(squared / (share * share), 1.0 / share) for squared, share in norms if share > 0.0]
     if not known:
         return None
@@ -69,8 +70,9 @@ class NoiseSample:
 
 
 def sample(grains: GrainNorms | None, batch_norm: float, num_examples: int) -> NoiseSample | None:
-    """A small batch's norm against a large one's; None where they are the same batch."""
-    if grains is None or grains.inverse_share <= 1.0:
+    """A small batch's norm against a large one's; None where they are the same batch, or where the
+    gradient is not finite."""
+    if grains is None or grains.inverse_share <= 1.0 or not math.isfinite(batch_norm):
         return None
     big = batch_norm * batch_norm
     variance = num_examples * (grains.squared - big) / (grains.inverse_share - 1.0)

@@ -16,7 +16,7 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, Queue
 from threading import Thread
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from samepath.data.sources import Data
 from samepath.engine.comm.collective import Alone
@@ -41,9 +42,9 @@ from samepath.engine.state.progress import RunResult
 from samepath.engine.step.pending import PendingBatch
 from samepath.engine.step.record import StepFacts
 from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
-from samepath.errors import Diverged
+from samepath.errors import Diverged, UserError
 from samepath.plan import Batch
-from samepath.recipe import Recipe
+from samepath.recipe import Loss, Recipe, settle_loss
 from samepath.strategies import Choice, find_strategy
 from samepath.strategies.late import Asynchronous
 
@@ -131,7 +132,7 @@ def answer_server(recipe: Recipe, options: Options, timeout_seconds: float) -> R
     try:
         session = Session(Alone(device, timeout_seconds), seed=options.seed)
         trainer = make_trainer(recipe, options, session)
-        source = trainer.source(recipe.train)
+        source = trainer.training_source(recipe.train)
         while True:
             message = mailbox.receive(SERVER)
             if not message.numel():
@@ -157,6 +158,7 @@ def _answer(trainer: Trainer, share: WorkerBatch) -> Tensor:
         "grain_losses": known.grain_losses,
         "grain_norms": known.grain_norms and asdict(known.grain_norms),
         "used": known.used,
+        "metrics": known.metrics,
         "weight": computed.weight,
     }
     tensors = [*computed.gradient(), *trainer.model.buffers()]
@@ -305,7 +307,7 @@ class ServerTrainer(Trainer):
             self._take_in()
         self._merge_held()
 
-    def evaluate(self, data: Data) -> dict[str, float]:
+    def evaluate(self, data: Data | DataLoader[Any]) -> dict[str, float]:
         """Means over validation data. Workers may go on with what they have."""
         return evaluate(self, self.source(data))
 
@@ -340,6 +342,7 @@ class ServerTrainer(Trainer):
             stop=False,
             used=used,
             buffers=[],
+            metrics=facts["metrics"],
         )
         arrived.weight = facts["weight"]
         device = self.collective.device
@@ -407,18 +410,25 @@ class ServerSession(Session):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss: Loss | None = None,
         *,
         batch_size: int,
         max_workers: int | None = None,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        name: str | None = None,
         **settings: Any,
     ) -> ServerTrainer:
         """A trainer whose gradients the workers compute; any number of them, for each has a batch
         of its own."""
         made = Settings(batch_size=batch_size, max_workers=max_workers, seed=self.seed, **settings)
+        if made.after_batch is not None:
+            raise UserError(
+                "after_batch changes the model once a step, and asynchronous updates have no step "
+                "that all workers share; use another strategy"
+            )
+        settled = settle_loss(loss, made)
         return ServerTrainer(
-            self._pool, self._bound, self.collective, model, optimizer, loss, made, schedule
+            self._pool, self._bound, self.collective, model, optimizer, settled, made, schedule
         )
 
     def dismiss(self, result: RunResult) -> None:

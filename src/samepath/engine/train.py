@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samepath.console import Patience, Watcher, say
+from samepath.console import Patience, Watcher, count, say
 from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.checks.fingerprints import refuse_other_hardware
 from samepath.engine.comm.environment import Place, read_place
@@ -24,9 +24,9 @@ from samepath.engine.elastic.step_memory import forget
 from samepath.engine.launch.launch import launch
 from samepath.engine.launch.leftovers import find, remove
 from samepath.engine.launch.reports import Interrupted
+from samepath.engine.run.loggers import loggers_of
 from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.request import Request, available_workers, files_of, given_workers, prepare
-from samepath.engine.run.tensorboard import FOLDER
 from samepath.engine.state.checkpoint import list_checkpoints, step_of
 from samepath.engine.state.progress import RunResult
 from samepath.engine.state.reopen import recipe_of_run, strategy_of_run
@@ -88,6 +88,7 @@ def _train(request: Request, threads: int) -> tuple[RunResult, Path]:
         processes = request.num_workers + options.server
         arguments = (request, options, folder.path)
         run = partial(launch, run_launched_worker, arguments, processes)
+        del recipe  # its data may be large, and workers make their own
         return _result(folder, run), folder.path
 
 
@@ -102,7 +103,8 @@ def _status_of(folder: RunFolder, *, writes: bool = True) -> Iterator[None]:
             folder.write_status("interrupted" if stopped else "failed")
         raise
     else:
-        _forget(folder)
+        if writes:  # others may not even know the folder, where it was not named
+            _forget(folder)
     finally:
         folder.unlock()
 
@@ -167,6 +169,9 @@ def join(
         folder.unlock()
         raise NotUnderWay(f"the run in {path} is not under way ({content['status']})")
     moved = refuse_other_hardware(start_["versions"], allowed=other_hardware)
+    if display is not None:
+        workers = count(machine.workers, "worker")
+        say(f"joining the run of {content['config']['recipe']} in {path} with up to {workers}")
     recipe = recipe_of_run(content, path)
     config = content["config"] | {"strategy": strategy_of_run(content, path)}
     least, most = start_["crew"]
@@ -176,7 +181,7 @@ def join(
         out=path,
         resume=True,
         checkpoint_steps=start_.get("checkpoint_steps"),
-        tensorboard=(path / FOLDER).is_dir(),
+        log=",".join(loggers_of(path)) or None,
         timeout_seconds=start_.get("timeout_seconds", TIMEOUT_SECONDS),
         display=display,
         elastic=True,

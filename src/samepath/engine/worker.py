@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -62,7 +62,7 @@ def run_worker(
             display=display,
             stop_asked=asked,
             checkpoint_steps=request.checkpoint_steps,
-            events=request.tensorboard,
+            log=request.loggers,
             memory=memory,
             elastic=request.elastic,
             others_go_on=request.elastic and place.num_here < place.num_workers,
@@ -70,9 +70,14 @@ def run_worker(
             other_hardware=others,
         )
         if request.resume or request.elastic:
-            run.resume()
+            found = run.resume()
+            if request.resume and found:
+                run.display.note(f"continuing after step {run.trainer.step_number}")
+            elif request.resume:
+                run.display.note("no checkpoint found, starting over at step 1")
         tell = None if request.watch is None else request.watch(run)
-        result = run.go()
+        with nullcontext() if request.listen is None else request.listen(run):
+            result = run.go()
         fault_point("result")
         if tell is not None:
             tell(result)

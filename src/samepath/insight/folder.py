@@ -26,17 +26,24 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMAT = 1
 
 
-def choose_folder(kind: Kind, name: str, out: Path | None) -> Path:
-    """The folder asked for, or insight/<name>-<kind>-<number>; refused unless it is new or empty.
-    It is not made yet."""
+def choose_folder(kind: str, name: str, out: Path | None, begun: str | None = None) -> Path:
+    """The folder asked for, or insight/<name>-<kind>-<number>; refused unless it is new or empty,
+    or holds `begun` and no finding: then it was begun, stopped, and is gone on with. It is not made
+    yet."""
+
+    def is_begun(folder: Path) -> bool:
+        return begun is not None and (folder / begun).is_dir() and kind_of(folder) is None
+
     if out is None:
         number = 1
         while (found := Path("insight") / f"{Path(name).stem}-{kind}-{number}").exists():
+            if is_begun(found):
+                break
             number += 1
         return found
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; give a folder")
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and any(out.iterdir()) and not is_begun(out):
         raise UserError(f"--out {out} is not empty; give a new folder")
     return out
 

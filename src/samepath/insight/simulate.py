@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samepath.console import count
 from samepath.errors import UserError
 from samepath.plan import grain_size_asked
 from samepath.timing.links import Cluster, check_cluster, find_cluster
@@ -32,11 +33,9 @@ from samepath.timing.model import (
 )
 
 POLICIES: dict[str, Policy] = {"samepath": Buckets(), "queue": Queue(), "ddp": DDP}
-OLD_NAME = "static"
-"""What samepath's own policy was called before; still accepted."""
 ALGORITHMS = ("samepath", "ring", "tree")
 MOST_WORKERS = 1536
-"""Those of Gahlot et al. 2020, figure 8."""
+"""The workers of Gahlot et al. 2020, figure 8."""
 MOST_CURVES = 8
 """A figure holds no more."""
 FLOOR = 0.5
@@ -57,9 +56,9 @@ class SimulationRequest:
     grain_size: int | None = None
     max_workers: int | None = None
     threads: int | None = None
-    """Of each worker, when a recipe is measured."""
+    """Threads of each worker, when a recipe is measured."""
     seconds: float = 30.0
-    """For measuring."""
+    """Seconds for measuring."""
     workers: tuple[int, ...] = ()
     """Doubled to MOST_WORKERS where none are given, or until all grains have one."""
     networks: tuple[str, ...]
@@ -114,7 +113,7 @@ class Simulation:
 
 def run_simulation(request: SimulationRequest, tell: Callable[[str], None]) -> Simulation:
     """Measure or read a step, and simulate it everywhere."""
-    policies = {policy_name(text): parse_policy(text) for text in request.policies}
+    policies = {text: parse_policy(text) for text in request.policies}
     for text in request.networks:
         check_cluster(text)
     if len(policies) * len(request.networks) > MOST_CURVES:
@@ -129,8 +128,10 @@ def run_simulation(request: SimulationRequest, tell: Callable[[str], None]) -> S
     measured = find_measured(request, tell)
     size = request.batch_size or measured.batch_size
     grain = grain_size_asked(size, request.grain_size, request.max_workers)
-    workload = workload_from(measured, batch_size=request.batch_size, grain_size=grain)
-    workload = replace(workload, spread=replace(workload.spread, worker=request.stragglers))
+    workload = replace(
+        workload_from(measured, batch_size=request.batch_size, grain_size=grain),
+        stragglers=request.stragglers,
+    )
     workers = sorted(set(request.workers)) or default_workers(workload, request.scaling)
     return Simulation(
         measured=measured,
@@ -173,15 +174,9 @@ def _cluster(network: str, policy: Policy, measured: MeasuredStep) -> Cluster:
     return find_cluster(network, here=measured.local if ours else measured.network)
 
 
-def policy_name(text: str) -> str:
-    """A policy as it is shown: under its name of today."""
-    name, colon, algorithm = text.partition(":")
-    return ("samepath" if name == OLD_NAME else name) + colon + algorithm
-
-
 def parse_policy(text: str) -> Policy:
     """samepath, queue or ddp, with another way to reduce if wanted: samepath:tree."""
-    name, colon, algorithm = policy_name(text).partition(":")
+    name, colon, algorithm = text.partition(":")
     if name not in POLICIES or (colon and algorithm not in ALGORITHMS):
         raise UserError(
             f"--policy {text}: use {', '.join(POLICIES)}, each with :{', :'.join(ALGORITHMS)} for "
@@ -227,7 +222,7 @@ def verdict(simulation: Simulation) -> str:
         far = curve.largest_above(FLOOR)
         last = curve.points[-1]
         reach = (
-            f"is at least {FLOOR:.0%} efficient up to {far} {'worker' if far == 1 else 'workers'}"
+            f"is at least {FLOOR:.0%} efficient up to {count(far, 'worker')}"
             if far is not None
             else f"is never {FLOOR:.0%} efficient"
         )

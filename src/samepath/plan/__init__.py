@@ -9,6 +9,7 @@ from samepath.plan.order import (
     grain_size_asked,
     grain_size_for,
 )
+from samepath.plan.sampling import WeightedSampler
 from samepath.plan.shares import Division, divide
 from samepath.plan.tree import Reduction, bucket_bytes, reduction, whole_bytes
 
@@ -17,6 +18,7 @@ __all__ = [
     "Division",
     "Plan",
     "Reduction",
+    "WeightedSampler",
     "assign",
     "bucket_bytes",
     "count_steps",

@@ -57,9 +57,11 @@ class Reduction:
     runs: tuple[range, ...]
     """The grains of each worker."""
     merges: tuple[tuple[int, ...], ...]
-    """For each worker, for each of its grains: how many sums on its stack merge after it."""
+    """The number, for each worker and each of its grains, of sums on its stack that merge after
+    it."""
     num_sums: tuple[int, ...]
-    """For each worker: how many sums (whole subtrees) are left on its stack at the end."""
+    """The number, for each worker, of sums (whole subtrees) that are left on its stack at the
+    end."""
     additions: tuple[tuple[int, int], ...]
     """The rest of the tree: add sum b into sum a, numbered over all workers in order."""
 

@@ -28,7 +28,7 @@ from samepath.recipes.classification import Batch, evaluate, loss
 
 MEANS = (0.4914, 0.4822, 0.4465)
 DEVIATIONS = (0.2470, 0.2435, 0.2616)
-"""Of the 50,000 training images' red, green and blue, between 0 and 1."""
+"""Deviations of the 50,000 training images' red, green and blue, between 0 and 1."""
 PADDING = 4
 _BLOCKS = {
     18: (2, 2, 2, 2),

@@ -6,9 +6,12 @@ CNN with batch norm, dropout and augmentation; a last batch that is short.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 
 from samepath.data import Draws
@@ -52,11 +55,20 @@ def shift(batch: Batch, draws: Draws) -> Batch:
     return moved[:, None], labels
 
 
+def _read_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Read scikit-learn's file without the second that importing scikit-learn takes."""
+    found = find_spec("sklearn")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    (folder,) = found.submodule_search_locations
+    file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+    rows = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.float32))
+    return rows[:, :64].reshape(-1, 1, 8, 8) / 16.0, rows[:, 64].to(torch.int64)
+
+
 def digits() -> Recipe:
     """The recipe: batches of 256 in grains of 32."""
-    data = load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16.0
-    labels = torch.tensor(data.target, dtype=torch.int64)
+    images, labels = _read_digits()
     return Recipe(
         model=DigitsNet,
         train=(images[:-360], labels[:-360]),

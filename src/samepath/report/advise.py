@@ -1,4 +1,5 @@
-"""The report of an advice: `measured.json`, `advice.png`, `advice.html`, and last `advice.json`.
+"""The report of an advice: `measured.json`, `advice.svg`, `advice.html`, and last `advice.json`
+(and `branches.svg` where the critical batch was measured).
 
 In: an Advice and the MeasuredStep it rests on. Out: the page's path; the tables are the same on the
 terminal and on the page. Guaranteed: the page opens without a network and without the other files;
@@ -8,8 +9,8 @@ a modelled time is marked; if writing is interrupted nothing is left behind.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -19,10 +20,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from samepath.console import sentence
 from samepath.insight.advise.advice import Advice, Row, ScalingCurve, examples, span
-from samepath.insight.folder import write_finding
 from samepath.report import style
-from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
+from samepath.report.branches import HEADING, branches_table, draw_branches
+from samepath.report.page import Section, command_section, table_sections, write_finding_page
 from samepath.report.words import (
     MODELLED,
     Rows,
@@ -30,45 +32,63 @@ from samepath.report.words import (
     link_words,
     listed,
     number,
+    price_words,
     rows_of,
-    sentence,
     step_time,
     workers_named,
 )
 from samepath.timing.links import HERE
-from samepath.timing.measured import MeasuredStep, write_measured
+from samepath.timing.measured import MeasuredStep
 
 
 def write_advice(
     advice: Advice, measured: MeasuredStep, folder: Path, *, recipe: str, command: Sequence[str]
 ) -> Path:
-    """Write everything."""
-    title, page = f"{Path(recipe).name}: how many workers, which batch, and why", "advice.html"
-    with new_folder(folder):
-        write_measured(folder, measured)
-        picture = draw_advice(title, advice, folder / "advice.png")
-        sections = [
-            Section(heading="Verdict", words=advice.verdict, picture=picture),
-            *table_sections(tables_in_short(advice)),
-            command_section(command),
-        ]
-        write_page(folder / page, title, sections)
-        content = asdict(advice)
-        write_finding(folder, "advice", recipe=recipe, command=command, content=content)
-    return folder / page
+    """Write everything; the page's path."""
+    title = f"{Path(recipe).name}: how many workers, which batch, and why"
+
+    def sections() -> Iterator[Section]:
+        picture = draw_advice(title, advice, folder / "advice.svg")
+        yield Section(heading="Verdict", words=advice.verdict, picture=picture)
+        for section in table_sections(tables(advice)):
+            if advice.measured_batch is not None and section.heading == HEADING:
+                drawn = draw_branches(
+                    f"{Path(recipe).name}: {HEADING[0].lower()}{HEADING[1:]}",
+                    advice.measured_batch,
+                    folder / "branches.svg",
+                )
+                yield replace(section, picture=drawn)
+            else:
+                yield section
+        yield command_section(command)
+
+    said = asdict(advice)
+    return write_finding_page(
+        folder, "advice", title, sections(), said, recipe=recipe, command=command, measured=measured
+    )
 
 
 # ---------------------------------------------------------------------------------------- tables
 
 
 def tables_in_short(advice: Advice) -> Tables:
-    """What fits a terminal: titles, tables, and a note below each."""
+    """What a terminal shows: how many workers, and how that was measured."""
+    return [*(curve_table(advice, curve) for curve in advice.curves), _sources(advice)]
+
+
+def tables(advice: Advice) -> Tables:
+    """All of them: titles, tables, and a note below each."""
     return [
         *(curve_table(advice, curve) for curve in advice.curves),
         rates_table(advice),
         batch_table(advice),
-        ("What was measured and what modelled", sources_table(advice), ""),
+        *([] if advice.measured_batch is None else [branches_table(advice.measured_batch)]),
+        _sources(advice),
     ]
+
+
+def _sources(advice: Advice) -> tuple[str, Rows, str]:
+    return "What was measured and what modelled", sources_table(advice), ""
 
 
 def curve_table(advice: Advice, curve: ScalingCurve) -> tuple[str, Rows, str]:
@@ -76,10 +96,10 @@ def curve_table(advice: Advice, curve: ScalingCurve) -> tuple[str, Rows, str]:
     joined = ", then ".join(map(link_words, curve.links))
     per_node = curve.workers_per_node
     where = "one worker each" if per_node == 1 else f"{per_node} workers each"
-    title = f"Computers like this one, {where}, over {curve.network} ({joined})"
+    title = f"Computers {curve.computers}, {where}, over {curve.network} ({joined})"
     if curve.network == HERE:
         title = f"On this machine ({advice.machine})"
-    hidden = {"nodes"} if per_node in (None, 1) else set()
+    hidden = {"nodes"} if per_node is None else set()
     hidden |= {"price"} if advice.price_per_worker_hour is None else set()
     lines = [
         {
@@ -88,13 +108,11 @@ def curve_table(advice: Advice, curve: ScalingCurve) -> tuple[str, Rows, str]:
             "step": step_time(row.step_seconds) + (MODELLED if row.how == "modelled" else ""),
             "speed-up": f"{row.speedup:.2f}",
             "efficiency": f"{row.efficiency:.0%}",
-            "cost": f"{row.cost:.2f}",
+            "": ", ".join(_marks(curve, row)),
             "training": span(row.training_seconds),
-            "price": "" if row.price is None else f"{row.price:,.2f}",
+            "cost": f"{row.cost:.2f}",
+            "price": "" if row.price is None else price_words(row.price),
             "grain": str(row.grain_size),
-            "": ", ".join(
-                ["best"] * (row.workers == curve.best) + ["knee"] * (row.workers == curve.knee)
-            ),
         }
         for row in curve.rows
     ]
@@ -102,9 +120,21 @@ def curve_table(advice: Advice, curve: ScalingCurve) -> tuple[str, Rows, str]:
     return title, rows_of(shown), _note(advice, curve)
 
 
+def _marks(curve: ScalingCurve, row: Row) -> list[str]:
+    """What a row is; nothing where that rests on a model that fails its check."""
+    if row.how == "modelled" and curve.is_model_off:
+        return []
+    return ["best"] * (row.workers == curve.best) + ["knee"] * (row.workers == curve.knee)
+
+
 def _note(advice: Advice, curve: ScalingCurve) -> str:
     modelled = any(row.how == "modelled" for row in curve.rows)
     words = [f"{MODELLED} modelled."] if modelled else []
+    if modelled and curve.is_model_off:
+        words = [
+            f"{MODELLED} modelled, and the model is {curve.model_error:.0%} off where it can be "
+            "checked: not to go by."
+        ]
     words.append("Cost: worker-hours relative to one worker.")
     knee = "not in this table" if curve.knee is None else f"at {workers_named([curve.knee])}"
     words.append(f"Knee (doubling saves less than a fifth of the time): {knee}.")
@@ -169,7 +199,7 @@ def _examples(value: float | None) -> str:
 
 
 def sources_table(advice: Advice) -> Rows:
-    """Where every number is from."""
+    """The source of every number."""
     rates, batch, seconds = advice.rates, advice.batch, advice.seconds
     measured = [row for c in advice.curves for row in c.rows if row.how == "measured"]
     counts = workers_named(sorted({row.workers for row in measured}))
@@ -190,11 +220,17 @@ def sources_table(advice: Advice) -> Rows:
         rows.append(["the model where it can be checked", f"{off:.0%} off ({checked})"])
     runs = f"{len(rates.trials)} real runs of {rates.steps} steps"
     parts = {"step": "for times", "rates": "for rates", "noise": "for the noise scale"}
+    branches = []
+    if advice.measured_batch is not None:
+        parts["branches"] = "for branches"
+        number_of = len(advice.measured_batch.branches)
+        branches = [["critical batch", f"measured: {number_of} real runs from one state"]]
     spent = [f"{seconds[f'{part}_seconds']:.0f} s {what}" for part, what in parts.items()]
     return [
         *rows,
         ["learning rates", runs if rates.trials else "none was tried"],
         ["noise scale", f"a real run of {batch.steps} steps" if batch.steps else "no run"],
+        *branches,
         ["time it took", f"{seconds['all_seconds']:.0f} s: {listed(spent)}"],
         *(["note", note] for note in advice.notes),
     ]
@@ -253,11 +289,15 @@ def _draw_scaling(
     axes: Axes, curve: ScalingCurve, look: style.Look, value: Callable[[Row], float]
 ) -> None:
     heights = {row.workers: value(row) for row in curve.rows}
-    hollow = [row.how != "measured" for row in curve.rows]
-    style.draw_curve(axes, list(heights), list(heights.values()), look, hollow)
+    for how in ("measured", "modelled"):  # no line joins the two
+        counts = [row.workers for row in curve.rows if row.how == how]
+        hollow = [how == "modelled"] * len(counts)
+        style.draw_curve(axes, counts, [heights[n] for n in counts], look, hollow)
     ring: dict[str, Any] = {"ms": 13, "mfc": "none", "mec": look.colour, "mew": 1.2}
-    axes.plot([curve.best], [heights[curve.best]], "o", **ring)
-    if curve.knee is not None:
+    marks = {row.workers: _marks(curve, row) for row in curve.rows}
+    if marks[curve.best]:
+        axes.plot([curve.best], [heights[curve.best]], "o", **ring)
+    if curve.knee is not None and marks[curve.knee]:
         axes.plot([curve.knee], [heights[curve.knee]], "|", ms=20, mew=1.6, color=look.colour)
 
 

@@ -1,7 +1,7 @@
 """The reports of a curation, and of the comparison that says whether it helped.
 
 In: a curation folder, or a Comparison. Out: `report.html` with Table I of Gahlot et al. 2020, the
-map, k-distances and examples of what is dropped; or `comparison.html`, `.png` and `.json`.
+map, k-distances and examples of what is dropped; or `comparison.html`, `.svg` and `.json`.
 Guaranteed: no two classes share colour and marker; a difference is called one only where the seeds
 lie apart, and if they are so few that they often would by chance, the verdict says how often.
 """
@@ -11,19 +11,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from numpy.typing import NDArray
 
-from samepath.console import count
+from samepath.console import SilentWatcher, Watcher, count, stops_at_once
 from samepath.curation.cluster import k_distances
+from samepath.curation.colours import LIGHT, class_colours
 from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Comparison, to_json
 from samepath.curation.folder import read_arrays
 from samepath.curation.reasons import REASONS
@@ -37,6 +36,7 @@ from samepath.report.study_verdict import metric_better, metric_interval, metric
 from samepath.report.words import Rows, facts_rows, listed, number, rows_of
 from samepath.study.results import Interval
 
+_FIGURES = 4
 PER_CLASS = 10
 """Examples of what is dropped, worst first."""
 _TILE = 0.62
@@ -51,8 +51,23 @@ _TITLE = {
 }
 
 
-def write_curation_report(folder: Path) -> Path:
-    """Draw what a folder holds; the page's path."""
+def write_curation_report(folder: Path, watcher: Watcher | None = None) -> Path:
+    """Draw what a folder holds; the page's path. A figure is shown as begun, so that a person knows
+    what is waited for."""
+    watcher = watcher or SilentWatcher()
+    what = "figures"
+
+    def told(done: int, figure: str) -> None:
+        watcher.progress(what, done, _FIGURES, f"{figure}, {done + 1} of {_FIGURES}")
+
+    try:
+        with stops_at_once():
+            return _write_curation_report(folder, told)
+    finally:
+        watcher.end(what)
+
+
+def _write_curation_report(folder: Path, told: Callable[[int, str], None]) -> Path:
     about = json.loads((folder / "curation.json").read_text())
     keep_list = read_keep_list(folder / "keep.csv")
     try:
@@ -67,22 +82,25 @@ def write_curation_report(folder: Path) -> Path:
     name, places = Path(about["recipe"]).stem, mapped["map"]
     pictures = {}
     title = f"{name}: {number:,} training examples"
+    told(0, "map")
     pictures["map"] = draw_map(places, labels, names, folder / "map.png", title=title)
     title = f"{name}: examples dropped from each class"
     out = folder / "classes.png"
+    told(1, "classes")
     pictures["classes"] = draw_classes(places, labels, keep_list, names, out, title=title)
     for old in ("kdistance.png", "dropped.png"):  # of other settings
         (folder / old).unlink(missing_ok=True)
     if about["settings"]["method"] != "grid":
         considered = keep_list.kept | np.isin(keep_list.reasons, REASONS)
         out, title = folder / "kdistance.png", f"{name}: k-distances and eps"
-        facts = about["classes"]
+        told(2, "k-distances")
         pictures["kdistance"] = draw_k_distances(
-            places, labels, considered, facts, out, title=title
+            places, labels, considered, about["classes"], len(names), out, title=title
         )
     if images is not None and not keep_list.kept.all():
         worst = mapped.get("suspicion", known.get("losses", np.zeros(number)))
         out = folder / "dropped.png"
+        told(3, "dropped examples")
         pictures["dropped"] = draw_dropped(images, labels, names, keep_list, worst, out)
     page = folder / "report.html"
     write_page(page, f"{name}: curation", list(_sections(about, pictures)))
@@ -139,13 +157,13 @@ def classes_table(about: dict[str, Any]) -> Rows:
     def line(facts: dict[str, Any], clusters: list[str]) -> list[str]:
         number, kept = facts["num_examples"], facts["num_kept"]
         share = f"{100 * (1 - kept / number):.1f}%"
-        counts = [str(facts["reasons"].get(reason, 0)) for reason in reasons]
+        counts = [f"{facts['reasons'].get(reason, 0):,}" for reason in reasons]
         return [facts["name"], f"{number:,}", f"{kept:,}", share, *clusters, *counts]
 
     middle = ["cells"] if grid else ["clusters", "eps"]
     rows = [["class", "examples", "kept", "dropped", *middle, *reasons]]
     for facts in about["classes"]:
-        rows.append(line(facts, [str(facts["num_clusters"]), _eps(facts)][: len(middle)]))
+        rows.append(line(facts, [f"{facts['num_clusters']:,}", _eps(facts)][: len(middle)]))
     totals = {r: sum(f["reasons"].get(r, 0) for f in about["classes"]) for r in reasons}
     rows.append(line({**about, "name": "all", "reasons": totals}, ["" for _ in middle]))
     return rows
@@ -189,11 +207,6 @@ def draw_dropped(
     return sheet.save(out)
 
 
-# Okabe and Ito's, Tol's, then what is left: ten that differ by hue and lightness
-COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9",
-    "#D55E00", "#882255", "#999933", "#332288", "#6E6E6E",
-)  # fmt: skip
 _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")
 REASON_LOOKS = {
     "noise": ("#111111", "o"),
@@ -210,11 +223,10 @@ _PANEL = 2.3
 
 
 def class_looks(number: int) -> list[style.Look]:
-    """A colour and a marker for each of so many classes."""
-    if number <= len(COLOURS):
-        return [style.Look(colour, "o") for colour in COLOURS[:number]]
-    hues = [to_hex(colormaps["turbo"](0.04 + 0.92 * i / (number - 1))) for i in range(number)]
-    return list(map(style.Look, hues, itertools.cycle(_MARKERS)))
+    """A colour and a marker for each of so many classes, by label."""
+    colours = [light for light, _ in class_colours(number)]
+    markers = itertools.cycle(_MARKERS if number > len(LIGHT) else "o")
+    return [style.Look(colour, marker) for colour, marker in zip(colours, markers, strict=False)]
 
 
 def _present(labels: Ints, class_names: Sequence[str]) -> list[int]:
@@ -226,7 +238,8 @@ def draw_map(
 ) -> Path:
     """All examples on the map, by class."""
     present = _present(labels, class_names)
-    looks = dict(zip(present, class_looks(len(present)), strict=True))
+    every = class_looks(len(class_names))
+    looks = {label: every[label] for label in present}
     columns = max(1, math.ceil(len(present) / 40))
     figure = style.new_figure(9.6 + 1.2 * (columns - 1), 7.0, title)
     axes = figure.add_subplot()
@@ -289,6 +302,7 @@ def draw_k_distances(
     labels: Ints,
     considered: NDArray[np.bool_],
     classes: Sequence[dict[str, Any]],
+    num_classes: int,
     out: Path,
     *,
     title: str,
@@ -298,7 +312,9 @@ def draw_k_distances(
     figure = style.new_figure(9.6, 5.6, title)
     axes = figure.add_subplot()
     handles, highest = [], 0.0
-    for facts, (colour, marker, _) in zip(drawn, class_looks(len(drawn)), strict=True):
+    looks = class_looks(num_classes)
+    for facts in drawn:
+        colour, marker, _ = looks[facts["label"] or 0]
         mine = considered & (labels == (facts["label"] or 0))
         curve = k_distances(places[mine], facts["min_samples"] - 1)
         share = np.arange(1, len(curve) + 1) / len(curve)
@@ -382,7 +398,7 @@ def finish_comparison(comparison: Comparison, folder: Path) -> tuple[Comparison,
         Section(heading="Verdict", words=comparison.verdict),
         Section(
             heading=f"{comparison.metric.capitalize()} by batch size",
-            picture=draw_comparison(comparison, folder / "comparison.png"),
+            picture=draw_comparison(comparison, folder / "comparison.svg"),
         ),
         Section(heading="In numbers", table=comparison_table(comparison), note=note),
         Section(heading="The comparison", table=with_origin(comparison, facts)),

@@ -1,6 +1,6 @@
 """The report of runs' curvature: figures, one page, and last `curvature.json`.
 
-In: what `samepath curvature` found. Out: `spectrum.png`, `lines.png` (all runs in one plot),
+In: what `samepath curvature` found. Out: `spectrum.svg`, `lines.svg` (all runs in one plot),
 `planes.png` (a row per run, the same colours for the same losses), `curvature.html`. The verdict
 follows from the numbers alone: it says so where measures disagree, or where a gap does not go along
 with sharpness. Places where the loss is infinite or NaN stay empty.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,52 +22,52 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from numpy.typing import NDArray
 
-from samepath.files import make_folder
 from samepath.insight.curvature.curvature import Curvature, RunCurvature
 from samepath.insight.curvature.landscape import Plane
-from samepath.insight.folder import write_finding
 from samepath.report import style
-from samepath.report.page import Section, write_page
+from samepath.report.page import Section, write_finding_page
 from samepath.report.words import Rows
 
 
 def write_curvature(folder: Path, found: Curvature, command: Sequence[str]) -> None:
     """Write all files into a folder."""
-    make_folder(folder)
-    sections = [
-        Section(
-            heading="Sharpness",
-            words=verdict(found),
-            table=facts_table(found),
-            note=" ".join([sample_words(found), *(f"{note}." for note in found.notes), CAUTION]),
-        ),
-        Section(
-            heading="The Hessian's largest eigenvalues",
-            words="Filled: positive. Hollow: negative; a model in a minimum has none of these.",
-            picture=draw_spectrum(found, folder / "spectrum.png"),
-        ),
-        Section(
-            heading="The loss on a line",
-            words="Left: along a random direction in which every filter is as long as the model's "
-            "own (Li et al. 2018). Right: along each run's own top eigenvector, whose length is 1.",
-            picture=draw_lines(found, folder / "lines.png"),
-        ),
-        Section(
-            heading="The loss on a plane",
-            words="The cross marks the weights. Lines of one column are at the same losses in "
-            "every run.",
-            picture=draw_planes(found, folder / "planes.png"),
-        ),
-        Section(
-            heading="All eigenvalues",
-            table=eigenvalues_table(found.runs),
-            note="The Hessian has an eigenvalue no further from the number than its residual.",
-            folded=True,
-        ),
-    ]
-    write_page(folder / "curvature.html", f"Curvature: {found.recipe}", sections)
-    content = asdict(found) | {"verdict": verdict(found), "caution": CAUTION}
-    write_finding(folder, "curvature", recipe=found.recipe, command=command, content=content)
+    title, sections = f"Curvature: {found.recipe}", _sections(found, folder)
+    said = asdict(found) | {"verdict": verdict(found), "caution": CAUTION}
+    write_finding_page(
+        folder, "curvature", title, sections, said, recipe=found.recipe, command=command
+    )
+
+
+def _sections(found: Curvature, folder: Path) -> Iterator[Section]:
+    yield Section(
+        heading="Sharpness",
+        words=verdict(found),
+        table=facts_table(found),
+        note=" ".join([sample_words(found), *(f"{note}." for note in found.notes), CAUTION]),
+    )
+    yield Section(
+        heading="The Hessian's largest eigenvalues",
+        words="Filled: positive. Hollow: negative; a model in a minimum has none of these.",
+        picture=draw_spectrum(found, folder / "spectrum.svg"),
+    )
+    yield Section(
+        heading="The loss on a line",
+        words="Left: along a random direction in which every filter is as long as the model's "
+        "own (Li et al. 2018). Right: along each run's own top eigenvector, whose length is 1.",
+        picture=draw_lines(found, folder / "lines.svg"),
+    )
+    yield Section(
+        heading="The loss on a plane",
+        words="The cross marks the weights. Lines of one column are at the same losses in "
+        "every run.",
+        picture=draw_planes(found, folder / "planes.png"),
+    )
+    yield Section(
+        heading="All eigenvalues",
+        table=eigenvalues_table(found.runs),
+        note="The Hessian has an eigenvalue no further from the number than its residual.",
+        folded=True,
+    )
 
 
 ALIKE = 1.25
@@ -172,16 +172,20 @@ def _compare(first: RunCurvature, second: RunCurvature, one: str, other: str) ->
     elif any(signs.values()):
         how = "is sharper by some measures and flatter by others than"
     numbers = ", ".join(f"{n} {b[0]:.3g} against {a[0]:.3g}" for n, (a, b) in measures.items())
-    if max(first.loss, second.loss) > STAGES * min(first.loss, second.loss):
+    apart = max(first.loss, second.loss) > STAGES * min(first.loss, second.loss)
+    if apart:
         numbers += (
             f"; their training losses are far apart ({second.loss:.3g} against {first.loss:.3g}), "
             "so these are different stages of training rather than two minima"
         )
-    return f"{other} {how} {one}: {numbers}. {_gap(first, second, sharper)}"
+    of_batches = first.batch_size < second.batch_size and not apart
+    return f"{other} {how} {one}: {numbers}. {_gap(first, second, sharper, of_batches=of_batches)}"
 
 
-def _gap(first: RunCurvature, second: RunCurvature, sharper: int) -> str:
-    """Whether sharpness goes along with what is lost on validation data."""
+def _gap(first: RunCurvature, second: RunCurvature, sharper: int, *, of_batches: bool) -> str:
+    """Whether sharpness goes along with what is lost on validation data; `of_batches`: these are
+    minima of a small and a large batch, of which Keskar and others (2017) found the second sharper
+    and its gap larger."""
     if first.gap is None or second.gap is None:
         return "There is no validation data to see whether it generalises worse."
     # a gap may be about zero or below: then factors say nothing, and losses set the scale
@@ -194,7 +198,11 @@ def _gap(first: RunCurvature, second: RunCurvature, sharper: int) -> str:
     if not sharper:
         return f"{gap}, which such curvature does not explain." if wider else f"{gap} too."
     if wider == sharper:
-        return f"{gap}: here the gap goes along with sharpness, as Keskar and others (2017) found."
+        found = ", as Keskar and others (2017) found of large batches"
+        if sharper < 0:
+            found = ", but it is the small batch that is sharper, unlike what Keskar and others "
+            found += "(2017) found"
+        return f"{gap}: here the gap goes along with sharpness{found if of_batches else ''}."
     return f"{gap}: here the gap does not go along with sharpness."
 
 
@@ -227,7 +235,7 @@ def eigenvalues_table(runs: Sequence[RunCurvature]) -> Rows:
 
 LEVELS = 10
 TOO_SMALL = 0.35
-"""Of the plane's width: smaller contours have no room for their numbers."""
+"""A share of the plane's width: smaller contours have no room for their numbers."""
 WIDE = 12.0
 """Losses that differ by more than this factor are drawn on a logarithmic scale."""
 

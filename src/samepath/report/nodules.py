@@ -24,18 +24,27 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from samepath.data.formats.listing import Volumes
 from samepath.report.style import DPI, Sheet, clip, save_figure, title_size
 from samepath.threads import limited_threads
 
 MASS_SHOWN = 0.99
 """Ellipsoids are drawn for the fewest components that carry this share of a nodule's mass."""
 
+SHOWN_CUBES = 8
 _GAP = 0.05  # inches between tiles
 _MARGIN = 0.12
 
 
 def draw_reconstructions(
-    original: Floats, estimated: Floats, out: Path, *, names: Sequence[str], errors: Sequence[float]
+    original: Floats,
+    estimated: Floats,
+    out: Path,
+    *,
+    names: Sequence[str],
+    errors: Sequence[float],
+    headings: tuple[str, str] = ("original", "estimated"),
+    what: str = "error",
 ) -> None:
     """A row per nodule: central slices of the original and of the estimate (N, s, s, s).
 
@@ -45,18 +54,38 @@ def draw_reconstructions(
     block = 3 * tile + 2 * _GAP
     lefts = (label, label + block + between)
     page = Sheet(lefts[1] + block + _MARGIN, head + len(original) * (tile + _GAP) + _MARGIN)
-    for left, heading in zip(lefts, ("original", "estimated"), strict=True):
+    for left, heading in zip(lefts, headings, strict=True):
         page.text(left + block / 2, 0.22, heading, fontsize=13, weight="bold")
         for column, plane in enumerate(("axial", "coronal", "sagittal")):
             page.text(left + column * (tile + _GAP) + tile / 2, 0.54, plane)
     rows = zip(original, estimated, names, errors, strict=True)
     for row, (shape, estimate, name, error) in enumerate(rows):
         top = head + row * (tile + _GAP)
-        page.row_label(label, top + tile / 2, name, f"error {error:.3g}")
+        page.row_label(label, top + tile / 2, name, f"{what} {error:.3g}")
         for left, volume in zip(lefts, (shape, estimate), strict=True):
             for column, picture in enumerate(central_slices(volume)):
                 page.tile(picture, left + column * (tile + _GAP), top, tile)
     page.save(out)
+
+
+def draw_cubes(volumes: Volumes, out: Path) -> Path:
+    """Central slices of some cubes, evenly chosen, with their names."""
+    tile, label, head = 1.3, 1.75, 0.4
+    rows = np.unique(np.linspace(0, len(volumes.names) - 1, SHOWN_CUBES).astype(int))
+    width = label + 3 * (tile + _GAP) + _MARGIN
+    page = Sheet(width, head + len(rows) * (tile + _GAP) + _MARGIN)
+    for column, plane in enumerate(("axial", "coronal", "sagittal")):
+        page.text(label + column * (tile + _GAP) + tile / 2, 0.2, plane)
+    for line, row in enumerate(rows):
+        top = head + line * (tile + _GAP)
+        cube = np.asarray(volumes.cubes[row], np.float64)
+        cube = cube / 255.0 if volumes.cubes.dtype == np.uint8 else cube
+        mean = f"mean {cube.mean():.2f}"
+        page.row_label(label, top + tile / 2, volumes.names[row], mean)
+        for column, picture in enumerate(central_slices(cube)):
+            page.tile(picture, label + column * (tile + _GAP), top, tile)
+    page.save(out)
+    return out
 
 
 def draw_sharpening(
@@ -238,6 +267,7 @@ CUBE_WIDTH = 1.5
 
 _AZIMUTH, _ELEVATION = math.radians(-55.0), math.radians(24.0)
 _LAMP = np.array([-0.45, 0.65, 0.62])  # right, up, towards the camera: over the left shoulder
+_COLOUR = np.array([0.87, 0.82, 0.75])  # of surfaces
 _REACH = math.sqrt(3.0)  # of the cube's corners from its middle
 _OVERSAMPLING = 2  # rays per pixel and axis: smooth edges
 _MAX_SIDE = 64  # finer volumes are averaged first: a picture shows no more
@@ -258,13 +288,7 @@ def camera() -> Floats:
 
 # These arrays are small: threads would cost more than they bring, much more where cores are busy
 @limited_threads(1)
-def picture_surface(
-    volume: Floats,
-    *,
-    size: int,
-    half_width: float,
-    colour: tuple[float, float, float] = (0.87, 0.82, 0.75),
-) -> Floats:
+def picture_surface(volume: Floats, *, size: int, half_width: float) -> Floats:
     """The surface of a volume (s, s, s), opaque.
 
     Between voxels the volume is trilinear, outside the cube it is zero. The surface is where that
@@ -291,7 +315,7 @@ def picture_surface(
     normals = -torch.stack(slopes, dim=-1) @ axes.T
 
     picture = np.empty((*right.shape, 4))
-    picture[..., :3] = _light(normals.numpy())[..., None] * np.array(colour)
+    picture[..., :3] = _light(normals.numpy())[..., None] * _COLOUR
     picture[..., 3] = is_hit.numpy()
     return _shrink(picture)
 
@@ -371,7 +395,7 @@ def _first_crossing(
 
 
 def _screen(count: int, half_width: float) -> tuple[Floats, Floats]:
-    """Where the rays go: (count, count) each for right and up, first row on top."""
+    """The ends of rays on the screen: (count, count) each for right and up, first row on top."""
     centres = half_width * ((2.0 * np.arange(count) + 1.0) / count - 1.0)
     right, down = np.meshgrid(centres, centres)
     return right, -down

@@ -8,6 +8,7 @@ length; if writing is interrupted nothing is left behind.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,27 +18,27 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from samepath.console import count
-from samepath.insight.folder import write_finding
+from samepath.files import write_atomically
 from samepath.insight.profile.profile import Profile
 from samepath.insight.profile.timeline import (
     Interval,
     Timeline,
     TimelineEvent,
+    chrome_trace,
     lanes,
     self_times,
-    write_trace,
 )
 from samepath.report import style
-from samepath.report.page import Section, command_section, new_folder, table_sections, write_page
+from samepath.report.page import Section, command_section, table_sections, write_finding_page
 from samepath.report.words import Tables, facts_rows
 from samepath.report.words import milliseconds as ms
-from samepath.timing.measured import write_measured
 
 PHASES = ("load", "forward", "backward", "reduce", "wait", "update", "other")
 CALLED = {"reduce": "adding", "wait": "waiting"}
 """What a table calls a phase, if not by its name."""
 NOTE = (
-    "Times in milliseconds; phases are means over workers and steps. adding: summing, packing and "
+    "Times in milliseconds; phases add up to the median step: their shares of the middle half of "
+    "the steps, over all workers. adding: summing, packing and "
     "copying gradients in the worker's own thread; update: norm, clipping and optimizer; other: "
     "the rest, such as adding up grains. communication: a bucket is under way, launched by all "
     "workers and not arrived; hidden: the part of it in which a worker neither waited nor was "
@@ -52,19 +53,21 @@ def trace_name(engine: str) -> str:
 
 
 def write_profile(profile: Profile, folder: Path, *, recipe: str, command: Sequence[str]) -> Path:
-    """Write everything."""
+    """Write everything; the page's path."""
     title = f"{Path(recipe).name} on {count(profile.num_workers, 'worker')}: step timeline"
-    with new_folder(folder):
+
+    def sections() -> Iterator[Section]:
         for timeline in profile.timelines:
             about = {"recipe": recipe, "clock": profile.clock, "engine": timeline.engine}
-            write_trace(folder / trace_name(timeline.engine), timeline, about)
-        sections = [*_sections(profile, folder, title), command_section(command)]
-        if profile.measured is not None:
-            write_measured(folder, profile.measured)
-        write_page(folder / "profile.html", title, sections)
-        content = content_of(profile)
-        write_finding(folder, "profile", recipe=recipe, command=command, content=content)
-    return folder / "profile.html"
+            trace = json.dumps(chrome_trace(timeline, about)) + "\n"
+            write_atomically(folder / trace_name(timeline.engine), trace)
+        yield from _sections(profile, folder, title)
+        yield command_section(command)
+
+    said, step = content_of(profile), profile.measured
+    return write_finding_page(
+        folder, "profile", title, sections(), said, recipe=recipe, command=command, measured=step
+    )
 
 
 def content_of(profile: Profile) -> dict[str, object]:

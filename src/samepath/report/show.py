@@ -1,8 +1,8 @@
 """The report of a run: `samepath show`.
 
-In: a run's folder, and others to compare its losses with. Out: a folder with `losses.png`,
-`noise.png`, whatever the recipe draws (`Recipe.show`), what was found out about the recipe, and
-`index.html`, which holds it all. Guaranteed: the runs themselves are not changed.
+In: a run's folder, and others to compare its losses with. Out: a folder with `losses.svg`,
+`metrics.svg`, `noise.svg`, whatever the recipe draws (`Recipe.show`), what was found out about the
+recipe, and `index.html`, which holds it all. Guaranteed: the runs themselves are not changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,18 @@ from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.insight.folder import Kind, kind_of, read_finding
 from samepath.report import style
-from samepath.report.page import Section, write_page
-from samepath.report.words import Rows, facts_rows, noise_meaning, noise_words, time_unit
+from samepath.report.page import Section, pictures_in, typed, write_page
+from samepath.report.words import (
+    Rows,
+    duration,
+    facts_rows,
+    listed,
+    noise_meaning,
+    noise_words,
+    number,
+    rows_of,
+    time_unit,
+)
 
 
 def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -> Path:
@@ -37,19 +47,25 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
     folder = out or path / "show"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file; give a folder")
-    recipe, batch_size = run.config["recipe"], run.config["batch_size"]
+    recipe, batch_size = run.config["recipe"], _batch_size(run)
     sections = [Section(heading="The run", table=_facts(run))]
+    if others:
+        words, table = compared_runs((path, *others))
+        sections.append(Section(heading="Runs compared", words=words, table=table))
     if run.losses_by_epoch():
         runs = (path, *others)
         told_by_name = len({each.name for each in runs}) == len(runs)
         labels = {each.name if told_by_name else str(each): each for each in runs}
-        picture = draw_losses(labels, folder / "losses.png", title=f"{recipe}: loss")
+        picture = draw_losses(labels, folder / "losses.svg", title=f"{recipe}: loss")
         sections.append(Section(heading="Loss", picture=picture))
     metrics = run.folder.read_metrics()
+    if metric_names(metrics):
+        picture = draw_metrics(metrics, folder / "metrics.svg", f"{recipe}: metrics")
+        sections.append(Section(heading="Metrics", picture=picture))
     noise = noise_lines(metrics)
     if len(noise) > 1:  # else there is no line to draw
         title = f"{recipe}: gradient noise scale"
-        picture = draw_noise(metrics, batch_size, folder / "noise.png", title)
+        picture = draw_noise(metrics, batch_size, folder / "noise.svg", title)
         words = noise_meaning(noise[-1]["noise_scale"], batch_size)
         sections.append(Section(heading="Gradient noise scale", words=words, picture=picture))
     if draws:
@@ -60,19 +76,83 @@ def show_run(path: Path, out: Path | None = None, others: Sequence[Path] = ()) -
     return folder / "index.html"
 
 
+def compared_runs(runs: Sequence[Path]) -> tuple[str, Rows]:
+    """Which runs ended with the same bits, and a line for each run; columns in which no run says
+    anything are left out."""
+    records = [RunFolder(each).read() for each in runs]
+    told_by_name = len({each.name for each in runs}) == len(runs)
+    names = [each.name if told_by_name else str(each) for each in runs]
+    lines = []
+    for path, name, record in zip(runs, names, records, strict=True):
+        said, config = record["result"] or {}, record["config"]
+        took = [line["time"] for line in _epochs_of(path)][-1:]
+        lines.append(
+            {
+                "run": name,
+                "status": str(record["status"]),
+                "workers": str(said.get("num_workers") or ""),
+                "batch": str(said.get("batch_size") or config.get("batch_size") or ""),
+                "strategy": str(config.get("strategy") or ""),
+                "seed": str(config.get("seed", "")),
+                "epochs": number(said.get("epochs")),
+                "training loss": number(_value(said.get("train_loss"))),
+                "validation loss": number(_value(said.get("valid_loss"))),
+                "time": duration(took[0]) if took else "",
+                "digest": str(said.get("digest") or "")[:12],
+            }
+        )
+    columns = [name for name in lines[0] if any(line[name] for line in lines)]
+    groups: dict[str, list[str]] = {}
+    for line in lines:
+        groups.setdefault(line["digest"], []).append(line["run"])
+    alike = [each for digest, each in groups.items() if digest and len(each) > 1]
+    words = [f"{listed(each)} ended with the same bits: the same path." for each in alike]
+    if not alike:
+        words = ["No two of these runs ended with the same bits."]
+    return " ".join(words), rows_of([{name: line[name] for name in columns} for line in lines])
+
+
+def _value(said: object) -> float | None:
+    """A loss of run.json, where NaN and infinities are text."""
+    return None if said is None else float(str(said))
+
+
+def _batch_size(run: ReopenedRun) -> int:
+    """The batch of the last epoch, which a strategy may have made larger than the recipe's."""
+    said = run.record["result"] or run.record["starts"][-1]
+    return int(said.get("batch_size") or run.config["batch_size"])
+
+
+_CALLED = {
+    "steps": "steps",
+    "epochs": "epochs",
+    "train_loss": "training loss",
+    "valid_loss": "validation loss",
+    "num_workers": "workers",
+    "digest": "digest",
+}
+
+
 def _facts(run: ReopenedRun) -> Rows:
     start, result = run.record["starts"][-1], run.record["result"] or {}
-    ended = ("steps", "epochs", "train_loss", "valid_loss", "num_workers", "digest")
-    values = {name: result.get(name) for name in ended}
+    values = {name: result.get(name) for name in _CALLED}
+    metrics: dict[str, dict[str, float]] = {
+        # NaN and infinities are text in run.json
+        kind: {n: float(v) for n, v in (result.get(kind) or {}).items() if n != "loss"}
+        for kind in ("train_metrics", "metrics")
+    }
     noise: list[Any] = [result.get(f"noise_{name}") for name in ("scale", "low", "high")]
     asked = ("recipe", "data", "batch_size", "grain_size", "seed", "threads")
     return facts_rows(
         {
             "status": run.record["status"],
-            **{n: f"{v:.6g}" if isinstance(v, float) else v for n, v in values.items()},
+            **{_CALLED[n]: f"{v:.6g}" if isinstance(v, float) else v for n, v in values.items()},
+            **{f"training {name}": f"{v:.6g}" for name, v in metrics["train_metrics"].items()},
+            **{f"validation {name}": f"{v:.6g}" for name, v in metrics["metrics"].items()},
             "noise scale": None if noise[0] is None else noise_words(*noise),
-            **{name: run.config.get(name) for name in asked},
-            "command": " ".join(start["command"]),
+            **{name.replace("_", " "): run.config.get(name) for name in asked},
+            "batch size": _batch_size(run),
+            "command": typed(start["command"]),
             "torch": start["versions"]["torch"],
         }
     )
@@ -147,6 +227,37 @@ def _epochs_of(folder: Path) -> list[dict[str, Any]]:
     return [{**line, "time": time} for line, time in timed if "epoch_train_loss" in line]
 
 
+def metric_names(metrics: Sequence[dict[str, Any]]) -> list[str]:
+    """Names of what is known of epochs beside their losses: of training, validation or both."""
+    names = {name for line in metrics for name in line if "epoch_train_loss" in line}
+    found = {
+        name.removeprefix(kind)
+        for name in names
+        for kind in ("epoch_train_", "valid_")
+        if name.startswith(kind)
+    }
+    return sorted(found - {"loss"})
+
+
+def draw_metrics(metrics: Sequence[dict[str, Any]], out: Path, title: str) -> Path:
+    """Every metric by epoch, of training and validation."""
+    names = metric_names(metrics)
+    figure = style.new_figure(8.6, 1.4 + 2.4 * len(names), title)
+    columns = figure.subplots(len(names), 1, squeeze=False, sharex=True)[:, 0]
+    kinds = (("training", "epoch_train_", "#d95f02"), ("validation", "valid_", "#08519c"))
+    for axes, name in zip(columns, names, strict=True):
+        for label, kind, colour in kinds:
+            there = [line for line in metrics if line.get(kind + name) is not None]
+            epochs = [line["epoch"] + 1 for line in there]
+            values = [float(line[kind + name]) for line in there]
+            axes.plot(epochs, values, color=colour, marker="o", ms=4.0, label=label)
+        axes.set(ylabel=name.replace("_", " "))
+        style.tidy(axes)
+    columns[-1].set(xlabel="epoch")
+    columns[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return style.finish(figure, columns[0].get_lines(), out)
+
+
 def noise_lines(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The lines that say something of the noise scale."""
     return [line for line in metrics if line.get("noise_scale") is not None]
@@ -202,7 +313,7 @@ def finding_sections(run: Path, recipe: str) -> list[Section]:
         words = str(content.get("verdict") or content.get("summary", ""))
         note = f"{folder}: {' '.join(map(str, content['command']))}"
         sections.append(Section(heading=name, words=words, note=note))
-        for picture in sorted(folder.glob("*.png")):
+        for picture in pictures_in(folder):
             heading = f"{name}: {picture.stem.replace('_', ' ')}"
             sections.append(Section(heading=heading, picture=picture))
     return sections

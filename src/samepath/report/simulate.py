@@ -8,8 +8,8 @@ are measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from samepath.console import count
-from samepath.insight.folder import write_finding
 from samepath.insight.simulate import SimulatedCurve, Simulation, verdict
 from samepath.report import style
-from samepath.report.page import Section, table_sections, write_page
+from samepath.report.page import Section, write_finding_page
 from samepath.report.words import Rows, link_words, rows_of
 from samepath.report.words import milliseconds as ms
-from samepath.timing.measured import write_measured
 from samepath.timing.model import Simulated
 
-PAGE, PICTURE = "simulation.html", "simulated_scaling.png"
+PAGE, PICTURE = "simulation.html", "simulated_scaling.svg"
 NOTE = (
     "All modelled. ms: mean time of a step, and the 5-95% range of steps. ex/s: examples per "
     "second. link: ms of a step in which the link is busy. hidden: the share of that behind "
@@ -48,31 +46,30 @@ def write_simulation(
     folder: Path, simulation: Simulation, command: Sequence[str]
 ) -> dict[str, Any]:
     """Write all files; what simulation.json says."""
-    write_measured(folder, simulation.measured)
     workload = simulation.workload
     each = " for each worker" if simulation.scaling == "weak" else ""
     title = f"{workload.name}, batch {workload.batch_size}{each}: simulated"
     curves = {curve.name: curve.points for curve in simulation.curves}
-    measured = [
-        MeasuredPoint(
-            workers=workers,
-            efficiency=simulation.measured_steps[1] / seconds / workers,
-            examples_per_second=workload.batch_size / seconds,
-        )
-        for workers, seconds in simulation.measured_steps.items()
-    ]
-    picture = draw_simulated_scaling(title, curves, measured, folder / PICTURE)
-    tables = [(f"{c.name} (modelled)", curve_table(c), NOTE) for c in simulation.curves]
-    sections = [
-        Section(heading="Simulated", words=verdict(simulation), picture=picture),
-        *table_sections(tables),
-        Section(heading="Measured here", table=measured_table(simulation)),
-        Section(heading="How it is modelled", words=HOW),
-    ]
-    write_page(folder / PAGE, title, sections)
-    recipe, content = simulation.measured.recipe, as_content(simulation)
-    write_finding(folder, "simulation", recipe=recipe, command=command, content=content)
-    return content
+    steps = simulation.measured_steps
+    measured = {
+        workers: (100.0 * steps[1] / seconds / workers, workload.batch_size / seconds)
+        for workers, seconds in steps.items()
+    }
+
+    def sections() -> Iterator[Section]:
+        picture = draw_simulated_scaling(title, curves, measured, folder / PICTURE)
+        yield Section(heading="Simulated", words=verdict(simulation), picture=picture)
+        for curve in simulation.curves:
+            heading = f"{curve.name} (modelled)"
+            yield Section(heading=heading, table=curve_table(curve), note=NOTE)
+        yield Section(heading="Measured here", table=measured_table(simulation))
+        yield Section(heading="How it is modelled", words=HOW)
+
+    said, recipe, step = as_content(simulation), simulation.measured.recipe, simulation.measured
+    write_finding_page(
+        folder, "simulation", title, sections(), said, recipe=recipe, command=command, measured=step
+    )
+    return said
 
 
 def as_content(simulation: Simulation) -> dict[str, Any]:
@@ -87,10 +84,7 @@ def as_content(simulation: Simulation) -> dict[str, Any]:
         "seed": simulation.seed,
         "trials": simulation.trials,
         "measured_step_seconds": {str(n): s for n, s in simulation.measured_steps.items()},
-        "curves": [
-            {"policy": c.policy, "network": c.network, "points": [asdict(p) for p in c.points]}
-            for c in simulation.curves
-        ],
+        "curves": [asdict(curve) for curve in simulation.curves],
         "figures": [PICTURE],
     }
 
@@ -145,45 +139,37 @@ def measured_table(simulation: Simulation) -> Rows:
 # ---------------------------------------------------------------------------------------- figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredPoint:
-    """A step with so many real workers."""
-
-    workers: int
-    efficiency: float
-    examples_per_second: float
-
-
 def draw_simulated_scaling(
     title: str,
     curves: Mapping[str, Sequence[Simulated]],
-    measured: Sequence[MeasuredPoint],
+    measured: Mapping[int, tuple[float, float]],
     out: Path,
 ) -> Path:
     """Efficiency and throughput to thousands of workers.
 
-    `curves` by what they are called, such as "samepath, 10GbE"; `measured`: with real workers.
+    `curves` by what they are called, such as "samepath, 10GbE"; `measured`: efficiency in percent
+    and examples per second by number of real workers.
     """
     looks = style.series_looks(curves)
     figure = style.new_figure(8.6, 6.6, title)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1.2, 1.0])
     for name, points in curves.items():
-        _draw_curve(above, points, looks[name], _percent)
-        _draw_curve(below, points, looks[name], _pace)
+        _draw_curve(above, points, looks[name], lambda point: 100.0 * point.efficiency)
+        _draw_curve(below, points, looks[name], lambda point: point.examples_per_second)
+    efficiencies, measured_paces = ([pair[n] for pair in measured.values()] for n in range(2))
     if measured:  # an empty line that is not clipped would stand at the figure's corner
-        where = [point.workers for point in measured]
         how: dict[str, Any] = {"color": "black", "markersize": 6.5, "clip_on": False, "zorder": 4}
-        above.plot(where, list(map(_percent, measured)), "o", **how)
-        below.plot(where, list(map(_pace, measured)), "o", **how)
+        above.plot(list(measured), efficiencies, "o", **how)
+        below.plot(list(measured), measured_paces, "o", **how)
     counts = sorted({point.workers for points in curves.values() for point in points})
     alone = next(iter(curves.values()))[0]
     ideal = [alone.examples_per_second / alone.speedup * count for count in counts]
     below.plot(counts, ideal, zorder=1, **style.GUIDE)
     above.axhline(100.0, zorder=1, **style.GUIDE)
-    above.set_ylim(0.0, 1.06 * max([100.0, *map(_percent, measured)]))
+    above.set_ylim(0.0, 1.06 * max([100.0, *efficiencies]))
     above.set_ylabel("efficiency: speed-up / workers (%)")
-    paces = [_pace(point) for points in curves.values() for point in points]
-    style.log_values(below, *style.margins([*paces, *map(_pace, measured), *ideal]))
+    paces = [point.examples_per_second for points in curves.values() for point in points]
+    style.log_values(below, *style.margins([*paces, *measured_paces, *ideal]))
     below.set_ylabel("examples per second")
     for axes in (above, below):
         style.powers_axis(axes, counts, "workers" if axes is below else "")
@@ -195,14 +181,6 @@ def draw_simulated_scaling(
     handles.append(Patch(facecolor=style.GREY, alpha=0.2, label="5-95% range (modelled)"))
     handles.append(style.key("ideal", **style.GUIDE))
     return style.finish(figure, handles, out)
-
-
-def _percent(point: Simulated | MeasuredPoint) -> float:
-    return 100.0 * point.efficiency
-
-
-def _pace(point: Simulated | MeasuredPoint) -> float:
-    return point.examples_per_second
 
 
 def _draw_curve(

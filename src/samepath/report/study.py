@@ -27,11 +27,12 @@ from samepath.report.study_verdict import (
     grid_verdict,
     metric_better,
     metric_text,
-    verdict,
+    race_verdict,
 )
 from samepath.report.words import (
     ENDED,
     MODELLED,
+    NOT_REACHED,
     Rows,
     Tables,
     duration,
@@ -44,6 +45,7 @@ from samepath.report.words import (
     percent,
     percent_interval,
     step_time,
+    workers_named,
 )
 from samepath.study.results import (
     AnyStudy,
@@ -59,10 +61,7 @@ from samepath.study.results import (
 
 def finish_study(study: Study | GridStudy, folder: Path) -> tuple[Study | GridStudy, Path]:
     """Write everything; the study with its verdict, and the report's path."""
-    if isinstance(study, Study):
-        said = verdict(study.cells, study.target.loss, study.rate.how)
-    else:
-        said = grid_verdict(study)
+    said = race_verdict(study) if isinstance(study, Study) else grid_verdict(study)
     study = replace(study, verdict=said)
     write_atomically(folder / "study.json", json.dumps(finite(to_json(study)), indent=1) + "\n")
     return study, write_report(study, folder)
@@ -73,8 +72,9 @@ def tables_in_short(study: Study | GridStudy) -> Tables:
     if isinstance(study, GridStudy):
         return [(f"{study.metric} at the end", grid_table(study), "")]
     loss = f"{study.target.loss:.4g}"
+    times = summary_table(study) if study.is_fair else time_table(study)
     tables = [
-        (f"Time to a validation loss of {loss}", time_table(study), TIME_NOTE),
+        (f"Time to a validation loss of {loss}", times, time_note(study)),
         ("Efficiency, T1 / (n Tn), in percent", efficiency_table(study, study.strategies), ""),
     ]
     if study.predictions:
@@ -98,39 +98,61 @@ def write_report(study: Study | GridStudy, folder: Path) -> Path:
 
 def loss_picture(study: Study, strategy: str) -> str:
     """The file name of a strategy's loss curves, whatever characters its name has."""
-    names = [f"loss_{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}.png" for name in study.strategies]
+    names = [f"loss_{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}.svg" for name in study.strategies]
     place = study.strategies.index(strategy)
-    return names[place] if names.count(names[place]) == 1 else f"loss_{place + 1}.png"
+    return names[place] if names.count(names[place]) == 1 else f"loss_{place + 1}.svg"
 
 
 def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
+    """The result in one table; figures (of tuned runs, where there are any); then how it was
+    found."""
+    drawn = study
+    if study.tuning is not None:
+        drawn = replace(study.only(tuned=True), recipe=f"{study.recipe}, tuned")
+    yield Section(
+        heading="Time to target",
+        words="Overlapping points are shifted sideways.",
+        table=summary_table(study) if study.is_fair else time_table(study),
+        note=time_note(study),
+        picture=figures.draw_time_to_target(drawn, folder / "time_to_target.svg"),
+    )
+    if study.tuning is not None:
+        prescribed = replace(study.only(tuned=False), recipe=f"{study.recipe}, as prescribed")
+        picture = folder / "time_to_target_prescribed.svg"
+        yield Section(
+            heading="Time to target, as prescribed",
+            picture=figures.draw_time_to_target(prescribed, picture),
+        )
+    if study.is_fair:
+        yield Section(heading="How runs ended", table=time_table(study), note=time_note(study))
+    yield Section(
+        heading="Efficiency",
+        table=efficiency_table(study, study.strategies),
+        note=f"{EFFICIENCY_NOTE} {spread_note(study)}",
+        picture=figures.draw_efficiency(drawn, folder / "efficiency.svg"),
+    )
+    for name in study.strategies:
+        if any(run.curve for run in drawn.runs if run.strategy == name):
+            picture = figures.draw_losses_of(drawn, name, folder / loss_picture(study, name))
+            yield Section(heading=f"Loss: {name}", picture=picture)
+    yield _gap_section(drawn, folder)
+    yield Section(
+        heading="Time against compute",
+        words="Further left costs less compute, further down takes less time; the front is best.",
+        picture=figures.draw_pareto(drawn, folder / "pareto.svg"),
+    )
     yield Section(heading="The study", table=facts_table(study))
     if study.rate.tried:
         words = "Short runs with one worker; the study uses the largest rate that converges."
         yield Section(heading="Learning rates tried", words=words, table=rates_table(study))
-    yield Section(
-        heading="Time to target",
-        words="Overlapping points are shifted sideways.",
-        table=time_table(study),
-        note=TIME_NOTE,
-        picture=figures.draw_time_to_target(study, folder / "time_to_target.png"),
-    )
-    yield Section(
-        heading="Efficiency",
-        table=efficiency_table(study, study.strategies),
-        note=EFFICIENCY_NOTE,
-        picture=figures.draw_efficiency(study, folder / "efficiency.png"),
-    )
-    for name in study.strategies:
-        if any(run.curve for run in study.runs if run.strategy == name):
-            picture = figures.draw_losses_of(study, name, folder / loss_picture(study, name))
-            yield Section(heading=f"Loss: {name}", picture=picture)
-    yield _gap_section(study, folder)
-    yield Section(
-        heading="Time against compute",
-        words="Further left costs less compute, further down takes less time; the front is best.",
-        picture=figures.draw_pareto(study, folder / "pareto.png"),
-    )
+    if study.tuning is not None:
+        words = (
+            "What was tried for each strategy and number of workers, on seeds that are not "
+            "reported. Chosen: the trial that reached the target soonest, or, where none did, the "
+            "one with the lowest loss. A trial ends when it can no longer come sooner than the "
+            "best before it ('not in 5 epochs'), which does not change what is chosen."
+        )
+        yield Section(heading="Trials", words=words, table=trials_table(study), folded=True)
     if study.predictions:
         words = (
             "Efficiency with real workers here, and what the model of a step says of the same "
@@ -140,6 +162,7 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         yield Section(heading="Measured against modelled", words=words, table=table)
     table = runs_table(study)
     yield Section(heading="All runs", table=table, folded=len(table) > 40)
+    yield Section(heading="Words", table=words_table(study))
 
 
 def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
@@ -148,15 +171,15 @@ def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
         heading=f"{study.metric.capitalize()} by batch size",
         table=grid_table(study),
         note=f"At the end of each run; {metric_better(study)} is better.{_SPREAD}",
-        picture=figures.draw_metric_by_batch(study, folder / "accuracy_by_batch.png"),
+        picture=figures.draw_metric_by_batch(study, folder / "accuracy_by_batch.svg"),
     )
-    picture = figures.draw_preferred_batch(study, folder / "preferred_batch.png")
+    picture = figures.draw_preferred_batch(study, folder / "preferred_batch.svg")
     yield Section(heading="Preferred batch size", picture=picture)
     yield _gap_section(study, folder)
 
 
 def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
-    picture = figures.draw_generalisation_gap(study, folder / "generalisation_gap.png")
+    picture = figures.draw_generalisation_gap(study, folder / "generalisation_gap.svg")
     return Section(heading="Generalisation gap", picture=picture)
 
 
@@ -164,17 +187,61 @@ def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
 
 _NOTE = f"{MODELLED} from a modelled time; no mark: measured with that many real workers."
 _SPREAD = " With several seeds: median (lowest to highest)."
-TIME_NOTE = _NOTE + _SPREAD
 EFFICIENCY_NOTE = (
-    "In percent: T1 / (n Tn), with T1 the sequential run's time. NaN: target not reached. "
-    + _NOTE
-    + _SPREAD
+    "In percent: T1 / (n Tn), with T1 the sequential run's time. NaN: target not reached. " + _NOTE
 )
+
+
+def spread_note(study: Study) -> str:
+    """What the numbers beside a median are."""
+    if not study.is_fair:
+        return _SPREAD.strip()
+    return (
+        f"Median over {study.counted} (95% interval, by bootstrap), where a target that is not "
+        f"reached counts as infinite; r of n: {study.counted} that reached it."
+    )
+
+
+def time_note(study: Study) -> str:
+    """What marks and intervals of times mean."""
+    return f"{_NOTE} {spread_note(study)}"
+
 
 _HOW = {
     "recipe": "the recipe's",
+    "given": "given",
     "largest": "the largest with which one worker converges (range test)",
 }
+
+
+def summary_table(study: Study) -> Rows:
+    """Time to target by strategy and workers: a line as tuned and a line as prescribed."""
+    kinds = [True, False] if study.tuning is not None else [False]
+    cells = {(cell.strategy, cell.workers, cell.tuned): cell for cell in study.cells}
+    rows = [["strategy", *(workers_named([k]) for k in study.workers)]]
+    for name in study.strategies:
+        for tuned in kinds:
+            found = [cells.get((name, k, tuned)) for k in study.workers]
+            row = ["not run" if cell is None else _summary(cell) for cell in found]
+            rows.append([row_name(name, tuned, both=len(kinds) > 1), *row])
+    return rows
+
+
+def _summary(cell: Cell) -> str:
+    if set(cell.ended) == {"impossible"}:
+        return endings(cell.ended)
+    time = NOT_REACHED if cell.seconds is None else duration_interval(cell.seconds)
+    mark = f" {MODELLED}" if cell.seconds is not None and cell.how == "modelled" else ""
+    return f"{time}{mark}, {cell.reached} of {cell.seeds}"
+
+
+def row_name(strategy: str, tuned: bool, *, both: bool) -> str:
+    """A strategy's name; with its kind where there are both kinds."""
+    return f"{strategy}, {_kind(tuned)}" if both else strategy
+
+
+def _kind(tuned: bool) -> str:
+    return "tuned" if tuned else "as prescribed"
 
 
 def efficiency_table(study: Study, strategies: Sequence[str]) -> Rows:
@@ -183,7 +250,7 @@ def efficiency_table(study: Study, strategies: Sequence[str]) -> Rows:
     def text(cell: Cell) -> str:
         if cell.efficiency is None or not math.isfinite(cell.efficiency.median):
             return "NaN"
-        return _marked(percent_interval(cell.efficiency), cell)
+        return _marked(percent_interval(cell.efficiency), cell, study.counted)
 
     return _by_workers(study, strategies, text)
 
@@ -193,8 +260,8 @@ def time_table(study: Study) -> Rows:
 
     def text(cell: Cell) -> str:
         if cell.seconds is None:
-            return endings(cell.ended)
-        return _marked(duration_interval(cell.seconds), cell)
+            return endings(cell.ended, "runs" if study.is_fair else "seeds")
+        return _marked(duration_interval(cell.seconds), cell, study.counted)
 
     return _by_workers(study, study.strategies, text)
 
@@ -231,7 +298,7 @@ def runs_table(study: Study) -> Rows:
         words = ENDED[run.ended] + (f": {run.why}" if run.why else "")
         rows.append(
             [
-                run.strategy,
+                row_name(run.strategy, run.tuned, both=study.tuning is not None),
                 *map(str, (run.workers, run.seed, run.batch_size)),
                 number(run.learning_rate),
                 str(run.lag),
@@ -252,6 +319,13 @@ def facts_table(study: Study) -> Rows:
     if target.how == "auto" and target.fraction is not None:
         share = f"{100.0 * target.fraction:g} % of the sequential run's epochs"
         target_how = f"the validation loss after {share}"
+    elif target.how == "tuned" and target.fraction is not None:
+        share = f"{100.0 * target.fraction:g} % of the epochs"
+        target_how = (
+            f"the lowest of the best sequential trial in {share}, median over further seeds"
+        )
+    if target.hold > 1:
+        target_how += f"; reached after {target.hold} evaluations in a row within it"
     fixed = " (fixed: the model normalises over a grain)" if clock.grain_fixed else ""
     link = f"{clock.network.name} ({clock.network.how}): {link_words(clock.network)}"
     facts = {
@@ -259,6 +333,7 @@ def facts_table(study: Study) -> Rows:
         "strategies": listed(study.strategies) if study.strategies else "none",
         "workers": ", ".join(map(str, study.workers)),
         "seeds": ", ".join(map(str, study.seeds)),
+        **_fairness(study),
         "target": f"validation loss {number(target.loss, 6)}: {target_how}",
         "best sequential loss": _loss(target.sequential_best),
         "epoch limit": str(study.max_epochs),
@@ -270,6 +345,68 @@ def facts_table(study: Study) -> Rows:
         "cores used by other processes": f"{clock.busy_cores:.1f} at most",
     }
     return with_origin(study, facts)
+
+
+def _fairness(study: Study) -> dict[str, str]:
+    """How often the study was repeated, and what trials were drawn from."""
+    facts = {"studies": str(study.studies)} if study.studies > 1 else {}
+    if study.tuning is None:
+        return facts
+    tuning = study.tuning
+    ranges = [
+        f"{span.setting} {number(span.low)} to {number(span.high)}"
+        + (" times the strategy's own" if span.factor else "")
+        for span in tuning.ranges
+    ]
+    return {
+        **facts,
+        "trials": f"{tuning.num_trials} for every strategy and worker count, the first as "
+        "prescribed, the others quasi-random and the same for all",
+        "trials are drawn from": "; ".join(ranges) + "; evenly on a logarithmic scale",
+        "seeds of trials": ", ".join(map(str, tuning.seeds)),
+    }
+
+
+def trials_table(study: Study) -> Rows:
+    """One line per trial."""
+    head = ["strategy", "workers", "study", "trial", "rate of one worker", "time to target"]
+    rows = [[*head, "lowest loss", "chosen"]]
+    for trials in study.tuning.trials if study.tuning is not None else ():
+        for place, trial in enumerate(trials.tried):
+            never = f"not in {count(trial.epochs, 'epoch')}" if trial.epochs else NOT_REACHED
+            time = duration(trial.seconds) if math.isfinite(trial.seconds) else never
+            rows.append(
+                [
+                    trials.strategy,
+                    *map(str, (trials.workers, trials.study)),
+                    "as prescribed" if place == 0 else trial.strategy,
+                    number(trial.learning_rate),
+                    time,
+                    _loss(trial.loss),
+                    "yes" if place == trials.chosen else "",
+                ]
+            )
+    return rows
+
+
+def words_table(study: Study) -> Rows:
+    """What the page's words mean."""
+    words = {
+        "strategy": "how batch, learning rate and synchronisation change with the number of "
+        "workers (docs/strategies.md)",
+        "worker": "one process that trains; a strategy for many is trained with those there are",
+        "sequential run": "one worker with the recipe's batch and rate",
+        "target": "the validation loss that runs are to reach",
+        "stuck": "the validation loss stayed within 1% for as many epochs as there is patience",
+        "seed": "number that order, first weights and augmentation are drawn with",
+        "modelled": "the time of a step was calculated for that many workers, and not measured",
+    }
+    if study.studies > 1:
+        words["study"] = "one repetition of the whole, with seeds and trials of its own"
+    if study.tuning is not None:
+        words["as prescribed"] = "with the rate and parameters that the strategy's rule gives"
+        words["tuned"] = "with those of the best trial, trained again with other seeds"
+    return [["word", "meaning"], *([name, words[name]] for name in words)]
 
 
 def grid_facts_table(study: GridStudy) -> Rows:
@@ -308,19 +445,25 @@ def grid_table(study: GridStudy) -> Rows:
 
 
 def _by_workers(study: Study, strategies: Sequence[str], text: Callable[[Cell], str]) -> Rows:
-    cells = {(cell.strategy, cell.workers): cell for cell in study.cells}
-    rows = [["workers", *strategies]]
+    """A line for each number of workers; two, where strategies were tuned."""
+    cells = {(cell.strategy, cell.workers, cell.tuned): cell for cell in study.cells}
+    several = study.tuning is not None
+    rows = [["workers", *([""] if several else []), *strategies]]
     for workers in study.workers:
-        found = [cells.get((name, workers)) for name in strategies]
-        rows.append([str(workers), *("not run" if c is None else text(c) for c in found)])
+        for tuned in [False, True] if several else [False]:
+            found = [cells.get((name, workers, tuned)) for name in strategies]
+            head = [str(workers), *([_kind(tuned)] if several else [])]
+            rows.append([*head, *("not run" if c is None else text(c) for c in found)])
     return rows
 
 
-def _marked(text: str, cell: Cell) -> str:
+def _marked(text: str, cell: Cell, counted: str) -> str:
     """Mark a number with what a reader must know about where it comes from."""
     if cell.how == "modelled":
         text += f" {MODELLED}"
-    return text if cell.reached == cell.seeds else f"{text}, {cell.reached} of {cell.seeds} seeds"
+    if cell.reached == cell.seeds:
+        return text
+    return f"{text}, {cell.reached} of {cell.seeds} {counted}"
 
 
 def _loss(value: float) -> str:
@@ -350,6 +493,8 @@ def _csv_line(study: Study | GridStudy, run: RunRecord | GridRun) -> dict[str, A
         "strategy": run.strategy,
         "workers": run.workers,
         "seed": run.seed,
+        "study": run.study,
+        "settings": _kind(run.tuned),
         "folder": run.folder,
         "batch_size": run.batch_size,
         "highest_learning_rate": run.learning_rate,

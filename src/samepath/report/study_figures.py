@@ -1,6 +1,6 @@
 """The figures of a study: scaling, losses, time against compute, generalisation gap, batch sizes.
 
-In: a race or a grid. Out: PNG files. Measured points are filled, modelled ones hollow; crosses say
+In: a race or a grid. Out: SVG files. Measured points are filled, modelled ones hollow; crosses say
 where the target was not reached, or a run has no result. Medians are over seeds that have one.
 """
 
@@ -37,7 +37,8 @@ from samepath.study.results import Cell, Epoch, GridStudy, Interval, RunRecord, 
 def draw_time_to_target(study: Study, out: Path) -> Path:
     """Medians over seeds, with the lowest and the highest; both axes logarithmic. The paper's
     figure 2."""
-    highest = max((cell.seconds.high for cell in study.cells if cell.seconds), default=1.0)
+    ends = [end for c in study.cells if c.seconds for end in (c.seconds.median, c.seconds.high)]
+    highest = max(filter(math.isfinite, ends), default=1.0)
     unit, length = time_unit(highest)
     figure, axes = _start(study, "time")
     shown = _draw_strategies(axes, study, lambda cell: _times(cell.seconds, 1.0 / length))
@@ -84,7 +85,8 @@ def _draw_strategies(
         found = {cell.workers * beside[name]: value(cell) for cell in cells}
         modelled = [cell.workers * beside[name] for cell in cells if cell.how == "modelled"]
         style.draw_intervals(axes, found, look, hollow=modelled)
-        shown += [end for v in found.values() if v is not None for end in (v.low, v.high)]
+        ends = [end for v in found.values() if v is not None for end in (v.low, v.median, v.high)]
+        shown += filter(math.isfinite, ends)
     return shown
 
 
@@ -99,10 +101,17 @@ def _finish(figure: Figure, axes: Axes, study: Study, out: Path, ideal: str) -> 
     if ideal:
         handles.append(style.key(ideal, **style.GUIDE))
     failed = _failures(study)
-    handles += style.failure_keys(failed, "target not reached", "not reached by some seeds")
+    some = f"not reached by some {study.counted}"
+    handles += style.failure_keys(failed, "target not reached", some)
     if there and len(study.seeds) > 1:
-        handles.append(style.spread_key())
+        handles.append(style.spread_key(_spread_words(study)))
     return style.finish(figure, handles, out)
+
+
+def _spread_words(study: Study) -> str:
+    if not study.is_fair:
+        return "lowest to highest of the seeds"
+    return f"95% interval over {study.counted} (arrow: no upper end)"
 
 
 def _failures(study: Study) -> dict[str, list[tuple[int, bool]]]:
@@ -117,8 +126,7 @@ def _failures(study: Study) -> dict[str, list[tuple[int, bool]]]:
 def _times(interval: Interval | None, factor: float) -> Interval | None:
     if interval is None:
         return None
-    low, middle, high = interval.low, interval.median, interval.high
-    return Interval(median=middle * factor, low=low * factor, high=high * factor)
+    return Interval.of([factor * each for each in (interval.low, interval.median, interval.high)])
 
 
 # ---------------------------------------------------------------------- losses by epoch and time
@@ -139,7 +147,7 @@ class _Drawn(NamedTuple):
     others: tuple[RunRecord, ...]
     colour: str
     width: float
-    """By epoch; wider where narrower ones on the same path lie on top."""
+    """The line's width by epoch; wider where narrower ones on the same path lie on top."""
 
 
 class LossScale(NamedTuple):

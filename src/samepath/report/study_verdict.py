@@ -2,7 +2,8 @@
 
 In: the cells of a race, or runs with several batch sizes. Out: plain words and medians over seeds,
 derived from these alone. The verdict on a race says which strategy reaches the target soonest, with
-how many workers, whether that time was measured or modelled, and what became of every strategy.
+how many workers, whether that time was measured or modelled and how far the model is off, and what
+became of every strategy. Times of a model that fails its check are not quoted.
 """
 
 from __future__ import annotations
@@ -12,44 +13,88 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from samepath.console import sentence
 from samepath.report.words import (
     ENDED,
     duration,
     endings,
     listed,
     number,
-    sentence,
     spread,
     two_digits,
     workers_named,
 )
-from samepath.study.results import BatchRun, BatchStudy, Cell, GridStudy, Interval
+from samepath.study.results import (
+    BatchRun,
+    BatchStudy,
+    Cell,
+    GridStudy,
+    Interval,
+    Prediction,
+    Study,
+)
+from samepath.timing.measured import MOST_OFF
 
 TIE = 0.01
 """Times that differ by no more than this fraction are called equal."""
 
 
-def verdict(cells: Sequence[Cell], target_loss: float, rate_how: str) -> str:
-    """Two sentences on a race; `rate_how` is `Rate.how`."""
+def race_verdict(study: Study) -> str:
+    """What a race showed; where strategies were tuned, first so and then as they are prescribed."""
+    loss, how, counted = study.target.loss, study.rate.how, study.counted
+    if study.tuning is None:
+        return verdict(study.cells, loss, how, counted, study.predictions)
+    tuned, prescribed = study.only(tuned=True).cells, study.only(tuned=False).cells
+    said = verdict(tuned, loss, how, counted, study.predictions)
+    said = f"Tuned with {study.tuning.num_trials} trials each: {said[0].lower()}{said[1:]}"
+    return f"{said} As prescribed: {_fates(prescribed)}."
+
+
+def verdict(
+    cells: Sequence[Cell],
+    target_loss: float,
+    rate_how: str,
+    counted: str = "seeds",
+    predictions: Sequence[Prediction] = (),
+) -> str:
+    """Two sentences on a race; `rate_how` is `Rate.how`, `counted` what cells have several of."""
     loss = number(target_loss)
     if not cells:
         return f"Nothing was raced to {loss}. There is nothing to compare."
-    if any(cell.seconds is not None for cell in cells):
-        first = f"A loss of {loss} is reached soonest by {_soonest(cells)}"
+    timed = [cell for cell in cells if cell.seconds is not None]
+    off, workers = _model_error(predictions)
+    checked = "not checked"
+    if off is not None:
+        checked = f"the model {off:.0%} off with {workers_named([workers])}"
+    quoted = [cell for cell in timed if cell.how == "measured" or (off or 0.0) <= MOST_OFF]
+    if quoted:
+        first = f"A loss of {loss} is reached soonest by {_soonest(quoted, cells, checked)}"
+        if len(quoted) < len(timed):
+            first += f"; modelled times are not quoted, {checked}"
+    elif timed:
+        first = f"A loss of {loss} is reached; modelled times are not quoted, {checked}"
     else:
         yet = " yet" if any("unfinished" in cell.ended for cell in cells) else ""
-        most = " by more than half of the seeds" if any(cell.reached for cell in cells) else ""
+        reached = any(cell.reached for cell in cells)
+        most = f" by more than half of the {counted}" if reached else ""
         counts = workers_named(sorted({cell.workers for cell in cells}))
         first = f"A loss of {loss} is not reached{yet}{most} with {counts}"
-    fates: dict[str, list[str]] = {}
-    for name in dict.fromkeys(cell.strategy for cell in cells):
-        fates.setdefault(_fate([c for c in cells if c.strategy == name]), []).append(name)
-    second = "; ".join(f"{listed(names)}: {fate}" for fate, names in fates.items())
-    return f"{first}. {sentence(second)}{_caveats(cells, rate_how)}."
+    return f"{first}. {sentence(_fates(cells))}{_caveats(cells, rate_how, counted)}."
 
 
-def _soonest(cells: Sequence[Cell]) -> str:
-    """Name the best of all with its time, and the best at each worker count where several have one.
+def _model_error(predictions: Sequence[Prediction]) -> tuple[float | None, int]:
+    """How far the model is off at most, and with how many workers; None: it was not checked."""
+    errors = [
+        (abs(p.modelled_efficiency / p.measured_efficiency - 1.0), p.workers)
+        for p in predictions
+        if p.measured_efficiency > 0.0
+    ]
+    return max(errors, default=(None, 0))
+
+
+def _soonest(cells: Sequence[Cell], tried: Sequence[Cell], checked: str) -> str:
+    """Name the best of all with its time, and the best at each worker count where several have one,
+    of those that may be quoted; `checked` says how good modelled times are.
 
     Times with one worker count only where no larger count reached the target.
     """
@@ -62,11 +107,12 @@ def _soonest(cells: Sequence[Cell]) -> str:
         winners[count] = [name for name, time in mine.items() if time <= tied]
     name, workers = min(more, key=lambda place: (more[place], place[1]))
     best = next(cell for cell in cells if (cell.strategy, cell.workers) == (name, workers))
-    time = f"{duration(more[name, workers])} ({best.how})"
+    how = "measured" if best.how == "measured" else f"modelled, {checked}"
+    time = f"{duration(more[name, workers])} ({how})"
     text = f"{listed(winners[workers])} with {workers_named([workers])}: {time}"
     if workers > 1:
         text += _against_one_worker(best, times)
-    elif len({cell.workers for cell in cells}) == 1:
+    elif len({cell.workers for cell in tried}) == 1:
         text += "; no larger worker count was tried"
     if len(winners) > 1:
         groups: dict[str, list[int]] = {}
@@ -89,6 +135,14 @@ def _against_one_worker(best: Cell, times: dict[tuple[str, int], float]) -> str:
     return ", about as fast as one worker" if speed >= 0.95 else ", slower than one worker"
 
 
+def _fates(cells: Sequence[Cell]) -> str:
+    """What became of every strategy."""
+    fates: dict[str, list[str]] = {}
+    for name in dict.fromkeys(cell.strategy for cell in cells):
+        fates.setdefault(_fate([c for c in cells if c.strategy == name]), []).append(name)
+    return "; ".join(f"{listed(names)}: {fate}" for fate, names in fates.items())
+
+
 def _fate(cells: Sequence[Cell]) -> str:
     """What became of a strategy: where it does not reach the target, and how its runs ended."""
     failed = [cell for cell in cells if cell.seconds is None]
@@ -97,12 +151,12 @@ def _fate(cells: Sequence[Cell]) -> str:
     ended = {name for cell in failed for name in cell.ended if name != "target"}
     reasons = ", ".join(words for name, words in ENDED.items() if name in ended)
     counts = workers_named(sorted(cell.workers for cell in failed))
-    never = len(failed) == len(cells) and "unfinished" not in ended
+    never = not any(cell.reached for cell in cells) and "unfinished" not in ended
     where = "never reached" if never else f"not reached with {counts}"
     return f"{where} ({reasons})" if reasons else where
 
 
-def _caveats(cells: Sequence[Cell], rate_how: str) -> str:
+def _caveats(cells: Sequence[Cell], rate_how: str, counted: str) -> str:
     lost = {
         cell.workers > 1
         for cell in cells
@@ -112,7 +166,7 @@ def _caveats(cells: Sequence[Cell], rate_how: str) -> str:
     if rate_how == "largest" and lost == {True}:  # not if one worker itself fails
         text = "; the base rate is already the largest at which one worker converges"
     if any(cell.seconds is not None and cell.reached < cell.seeds for cell in cells):
-        text += "; a count is taken as reached where more than half of its seeds reached it"
+        text += f"; a count is taken as reached where more than half of its {counted} reached it"
     return text
 
 
@@ -166,7 +220,7 @@ def metric_interval(study: BatchStudy, runs: Sequence[BatchRun]) -> Interval | N
     values = _metrics(study, runs)
     if 2 * len(values) <= len(runs):
         return None
-    return Interval(median=statistics.median(values), low=min(values), high=max(values))
+    return Interval.of(values)
 
 
 def metric_text(study: BatchStudy, runs: Sequence[BatchRun]) -> str:

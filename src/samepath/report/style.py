@@ -1,8 +1,9 @@
 """One look for every figure: sizes, colours, markers, axes, legends, saving.
 
-In: names, axes, pictures and text. Out: PNG files, their folders made if need be. Guaranteed: a
-built-in strategy has the same colour in every study; no two strategies of a study share colour,
-marker and line; legends stand beside the axes; a dollar sign in a text is a dollar sign.
+In: names, axes, pictures and text. Out: SVG or PNG files, their folders made if need be.
+Guaranteed: a built-in strategy has the same colour in every study; no two strategies of a study
+share colour, marker and line; legends stand beside the axes; a dollar sign in a text is a dollar
+sign.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import colormaps, ticker
+from matplotlib import colormaps, rc_context, ticker
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
@@ -125,7 +126,7 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 Failures = Mapping[str, Sequence[tuple[int, bool]]]
-"""By name: where something failed, and whether all is lost there (or only some seeds)."""
+"""Places by name where something failed, and whether all is lost there (or only some seeds)."""
 
 
 def new_figure_with_failures(
@@ -170,9 +171,14 @@ def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def save_figure(figure: Figure, out: Path) -> Path:
-    """Write a PNG; its path."""
+    """Write a figure as its name says, .svg for a drawing and .png for what holds pictures or very
+    many points; its path. The same figure is the same file."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=DPI)
+    if out.suffix == ".svg":
+        with rc_context({"svg.hashsalt": "samepath"}):
+            figure.savefig(out, metadata={"Date": None})
+    else:
+        figure.savefig(out, dpi=DPI)
     return out
 
 
@@ -282,16 +288,26 @@ def draw_intervals(
     *,
     hollow: Collection[float] = (),
 ) -> None:
-    """A line through medians by place, and bars where seeds differ; a gap at None."""
-    heights = [math.nan if v is None else v.median for v in found.values()]
-    axes.plot(list(found), heights, color=look.colour, linestyle=look.line, linewidth=1.6)
+    """A line through medians by place, and bars where seeds differ; a gap at None, an arrow where
+    the bar has no upper end. No line joins filled points and hollow ones."""
+    for is_hollow in {place in hollow for place in found}:
+        heights = [
+            math.nan if v is None or (place in hollow) != is_hollow else v.median
+            for place, v in found.items()
+        ]
+        axes.plot(list(found), heights, color=look.colour, linestyle=look.line, linewidth=1.6)
     for place, v in found.items():
         if v is None:
             continue
         if v.high > v.low:
             how: dict[str, Any] = {"elinewidth": 1.2, "capsize": 2.5, "zorder": 2.5}
-            bar = [[v.median - v.low], [v.high - v.median]]
+            above = v.high - v.median if math.isfinite(v.high) else 0.0
+            bar = [[v.median - v.low], [above]]
             axes.errorbar([place], [v.median], bar, fmt="none", ecolor=look.colour, **how)
+        if math.isinf(v.high):
+            arrow = {"arrowstyle": "<-", "color": look.colour, "linewidth": 1.2}
+            at: dict[str, Any] = {"xytext": (0, 26), "textcoords": "offset points"}
+            axes.annotate("", (place, v.median), arrowprops=arrow, **at)
         draw_point(axes, place, v.median, look, hollow=place in hollow)
 
 
@@ -336,9 +352,9 @@ def failure_keys(failed: Failures, every: str, some: str) -> list[Line2D]:
     ]
 
 
-def spread_key() -> Line2D:
+def spread_key(words: str = "lowest to highest of the seeds") -> Line2D:
     """What a bar through a point means."""
-    return point_key("lowest to highest of the seeds", "|", markersize=11)
+    return point_key(words, "|", markersize=11)
 
 
 # ------------------------------------------------------------------------------ pictures in rows

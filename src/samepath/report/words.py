@@ -27,6 +27,7 @@ ENDED = {
 }
 """How a run ended, in words."""
 
+NOT_REACHED = "not reached"
 MODELLED = "†"
 """Marks a number that rests on a modelled time."""
 
@@ -99,8 +100,9 @@ def duration(seconds: float) -> str:
 def duration_interval(interval: Interval) -> str:
     """ "3.14 min", or "3.14 min (2.92 to 3.31)" where seeds differ."""
     unit = _short_unit(interval.median)
-    values = (x / _UNITS[unit][1] for x in (interval.low, interval.median, interval.high))
+    values = [x / _UNITS[unit][1] for x in (interval.low, interval.median, interval.high)]
     low, middle, high = (f"{x:.1f}" if x >= 99.95 else f"{x:#.3g}" for x in values)
+    high = high if math.isfinite(interval.high) else NOT_REACHED
     return spread(low, f"{middle} {unit}", high)
 
 
@@ -113,6 +115,11 @@ def step_time(seconds: float) -> str:
             value = seconds / length
             return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:#.3g} {unit}"
     return f"{seconds / 1e-9:.2g} ns"
+
+
+def price_words(value: float) -> str:
+    """ "1,204.50", and two digits of what is less than one: "0.0031"."""
+    return f"{value:,.2f}" if value >= 0.995 or value == 0.0 else f"{value:.2g}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -140,18 +147,13 @@ def workers_named(counts: Sequence[int]) -> str:
     return f"{listed(map(str, counts))} {noun}"
 
 
-def sentence(text: str) -> str:
-    """The text with its first letter as a capital."""
-    return text[:1].upper() + text[1:]
-
-
-def endings(ended: dict[str, int]) -> str:
+def endings(ended: dict[str, int], counted: str = "seeds") -> str:
     """ "diverged", or "diverged (2 of 3 seeds), stuck (1 of 3 seeds)"."""
     total = sum(ended.values())
     there = {ENDED.get(name, name): count for name, count in ended.items() if count}
     if len(there) == 1:
         return next(iter(there))
-    return ", ".join(f"{name} ({count} of {total} seeds)" for name, count in there.items())
+    return ", ".join(f"{name} ({count} of {total} {counted})" for name, count in there.items())
 
 
 def noise_words(value: float, low: float | None, high: float | None) -> str:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from samepath.data import as_source
 from samepath.engine.checks.fingerprints import refuse_others, versions
+from samepath.engine.run.loop import Run
 from samepath.engine.run.options import (
     Options,
     Overrides,
@@ -26,12 +27,21 @@ from samepath.engine.run.options import (
     with_fingerprints,
 )
 from samepath.errors import UserError
-from samepath.files import brief, is_empty, lock_folder, make_folder, read_object, write_atomically
+from samepath.files import (
+    brief,
+    is_empty,
+    lock_folder,
+    make_folder,
+    read_object,
+    toml,
+    write_atomically,
+)
 from samepath.recipe import Recipe, find_recipe
 from samepath.study.results import FORMAT
 
 PATIENCE = 10
-FRACTION = 0.5
+MOST_SEEDS = 10_000
+"""The most seeds of the runs that are reported; seeds above are for choosing among trials."""
 SETTINGS = "settings.json"
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -46,10 +56,17 @@ class StudyRequest:
     """A keep-list: the examples to train on."""
     strategies: tuple[str, ...] = ("strong", "weak", "linear", "warmup", "sqrt")
     workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    target: float | Literal["auto"] | None = None
-    """None: the recipe's, or auto where it has none."""
-    fraction: float = FRACTION
-    """auto: the loss that the sequential run has come to after this part of its epochs."""
+    target: float | Literal["auto", "tuned"] | None = None
+    """None: the recipe's, or auto where it has none. auto: what the sequential run comes to.
+    tuned: what its best trial comes to, the median over further seeds."""
+    fraction: float | None = None
+    """auto and tuned: the part of a run's epochs in which it comes to that."""
+    hold: int = 1
+    """Evaluations in a row that must be within the target before it counts as reached."""
+    tune: int | None = None
+    """Trials of every strategy at every number of workers, the prescribed values among them."""
+    studies: int = 1
+    """Times that the whole is repeated, with other seeds and other draws of trials."""
     seeds: int = 1
     max_epochs: int | None = None
     """The recipe's when not given."""
@@ -65,10 +82,47 @@ class StudyRequest:
     command: tuple[str, ...] = ()
     other_hardware: bool = False
     """Go on with runs that another machine, or another torch, has begun."""
+    on: str = "local"
+    """Where runs are trained: this machine, or a cluster (see `study/places/destination.py`)."""
+    listen: Callable[[Run], AbstractContextManager[None]] | None = None
+    """Told of every run, as a Request's."""
+
+    def __post_init__(self) -> None:
+        if self.tune is not None and self.tune < 2:
+            raise UserError(
+                f"--tune {self.tune}: give at least 2 trials, of which what the strategy "
+                "prescribes is one, or leave it out"
+            )
+        for name in ("studies", "hold"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)}: it must be at least 1")
+        if self.hold > self.patience:
+            raise UserError(
+                f"--hold {self.hold} is more than --patience {self.patience}, and a run whose loss "
+                "has not moved for so long ends before; give a longer patience"
+            )
+        if self.target == "tuned" and self.tune is None:
+            raise UserError("--target tuned is what the best trial comes to; add --tune N")
+        if self.studies * self.seeds > MOST_SEEDS:
+            raise UserError(
+                f"--studies {self.studies} of --seeds {self.seeds}: there can be {MOST_SEEDS} runs "
+                "of each; give fewer"
+            )
 
     @property
     def folder(self) -> Path:
         return self.out or Path("studies") / Path(self.recipe).stem
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The options of `samepath study` that make such a study, by their names."""
+        apart = ("recipe", "fraction", "out", "command", "other_hardware", "listen")
+        said = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
+        if self.fraction is not None:
+            said["target"] = f"{self.target}:{self.fraction}"
+        flags = {n.replace("_", "-"): v for n, v in said.items() if v is not None}
+        flags["grain"] = flags.pop("grain-size", None)
+        return {"recipes": [self.recipe]} | {n: v for n, v in flags.items() if v is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +166,7 @@ def look_into(request: StudyRequest) -> Opened:
         max_workers=request.max_workers,
         patience=request.patience,
         target="none",
+        hold=request.hold,
     )
     options = resolve(recipe, asked)
     refuse_recipe(recipe, options, 1)
@@ -175,6 +230,8 @@ def entered(
     try:
         settings["made_of"] = made_of_options(options)
         write_atomically(file, json.dumps(settings, indent=2) + "\n")
+        if kind == "race":
+            write_atomically(folder / "config.toml", toml(request.flags))
         yield
     finally:
         os.close(lock)

@@ -23,7 +23,7 @@ from samepath.study.runner import PlannedRun
 CLOSE = 1.3
 """The ratio at which the largest rate is known well enough."""
 FACTOR, RUNGS = 2.0, 13
-"""Of a study's test."""
+"""The factor between rates of a study's test, and their number."""
 LOSS_FACTOR = 2.0
 """A short run of a study converges if it ends with at most so many times the lowest loss."""
 

@@ -1,4 +1,4 @@
-"""What a study found: the content of `study.json`.
+"""What a study found: the content of `study.json`, whose schema is `study.schema.json`.
 
 In: what the runs and the stopwatch found. Out: the same as frozen dataclasses, to JSON and back.
 Every time says how it is known: "measured" (with that many real workers, here) or "modelled".
@@ -7,17 +7,23 @@ Every time says how it is known: "measured" (with that many real workers, here) 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from samepath.files import read_as
+from samepath.keys import key
 from samepath.timing.measured import ClockFacts, How
 
 Ended = Literal["target", "diverged", "stuck", "epochs", "impossible", "unfinished"]
 """target reached; NaN or infinity; a loss that no longer moves; the epoch limit; a batch larger
 than the data; not run to its end yet."""
 FORMAT = 1
+RESAMPLES = 10_000
+"""The samples of a bootstrap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +56,9 @@ class RunRecord:
     """k: the workers the strategy is for. How many really ran does not change the path."""
     seed: int
     folder: str
-    """Of the run, inside the study's folder. Runs on the same path share one."""
+    """The folder of the run, inside the study's folder. Runs on the same path share one."""
     batch_size: int
-    """Of the first epoch."""
+    """The batch size of the first epoch."""
     learning_rate: float
     """The highest it came to."""
     lag: int
@@ -63,8 +69,12 @@ class RunRecord:
     how: How
     """How `seconds` are known."""
     step_seconds: float | None
-    """Of a step of the first epoch's batch size, at this number of workers."""
+    """Seconds of a step of the first epoch's batch size, at this number of workers."""
     curve: tuple[Epoch, ...]
+    study: int = 0
+    """Which of the repeated studies it belongs to."""
+    tuned: bool = False
+    """Whether it has the values of the chosen trial, and not those that the strategy prescribes."""
 
     @property
     def reached(self) -> bool:
@@ -88,30 +98,50 @@ class RunRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median over seeds, and the lowest and highest."""
+    """A median over seeds, and the lowest and highest; or a median over studies, and where it lies
+    with 95%."""
 
     median: float
     low: float
     high: float
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        return cls(median=statistics.median(values), low=min(values), high=max(values))
+
+    @classmethod
+    def bootstrapped(cls, values: Sequence[float]) -> Interval:
+        """A percentile bootstrap of the median, the same every time. Infinite values (a target that
+        was not reached) are the highest, and ends may be infinite: nothing is interpolated."""
+        random = np.random.default_rng(key("bootstrap", len(values)))
+        picked = np.sort(random.choice(np.asarray(values, float), (RESAMPLES, len(values))), axis=1)
+        middle = len(values) // 2
+        medians = np.sort((picked[:, middle] + picked[:, (len(values) - 1) // 2]) / 2)
+        low, high = (float(medians[round(q * (RESAMPLES - 1))]) for q in (0.025, 0.975))
+        return cls(median=statistics.median(values), low=low, high=high)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """All seeds of one strategy at one number of workers."""
+    """All seeds of one strategy at one number of workers; all studies, where there are several."""
 
     strategy: str
     workers: int
     reached: int
-    """Seeds that came to the target."""
+    """Seeds (or studies) that came to the target."""
     seeds: int
+    """How many there are."""
     how: How
     seconds: Interval | None
-    """Time to target over the seeds that reached it; None unless more than half did."""
+    """Time to target over the seeds that reached it; None unless more than half did. In a study
+    that tunes or is repeated: over all, where those that did not reach it count as infinite."""
     epochs: Interval | None
     efficiency: Interval | None
     """T1 / (n Tn), as a fraction; T1 is the sequential run's with the same seed."""
     ended: dict[str, int]
-    """How many seeds ended in which way."""
+    """How many runs ended in which way."""
+    tuned: bool = False
+    """True for the chosen trials, and not of what the strategy prescribes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +159,14 @@ class Target:
     """The loss that all runs race to."""
 
     loss: float
-    how: Literal["given", "auto", "recipe"]
+    how: Literal["given", "auto", "recipe", "tuned"]
     fraction: float | None
-    """auto: the loss after this fraction of the sequential run's epochs."""
+    """auto: the loss after this fraction of the sequential run's epochs; tuned: the lowest loss of
+    the best sequential trial by then, median over further seeds."""
     sequential_best: float
     """The lowest validation loss of the sequential run (median over seeds)."""
+    hold: int = 1
+    """Evaluations in a row that are within it before it counts as reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +187,60 @@ class Rate:
     value: float
     how: Literal["recipe", "largest", "given"]
     tried: tuple[Tried, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """What trials draw a setting from, evenly on a logarithmic scale."""
+
+    setting: str
+    low: float
+    high: float
+    factor: bool
+    """Whether the ends are factors of the strategy's own value, and not values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningTrial:
+    """One choice of settings, on the seeds that trials are chosen with."""
+
+    strategy: str
+    """The strategy with the trial's parameters."""
+    learning_rate: float
+    """The rate of one worker, before the strategy's factor."""
+    reached: int
+    """Seeds that came to the target."""
+    seconds: float
+    """Time to target, median over seeds; infinite where it is not reached."""
+    loss: float
+    """Lowest validation loss, median over seeds; NaN where there is none."""
+    epochs: int = 0
+    """Most that it was given: fewer than others where it could come to the target only later than
+    one tried before. 0: not known (a study of an older samepath)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """The trials of a strategy at a number of workers in one study."""
+
+    study: int
+    strategy: str
+    workers: int
+    tried: tuple[TuningTrial, ...]
+    """What the strategy prescribes first."""
+    chosen: int
+    """Place of the one that reached the target soonest, or has the lowest loss if none did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How strategies were tuned: all with as many trials."""
+
+    num_trials: int
+    ranges: tuple[Range, ...]
+    seeds: tuple[int, ...]
+    """Seeds of the trials; none of them is reported."""
+    trials: tuple[Trials, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +273,27 @@ class Study(AnyStudy):
     cells: tuple[Cell, ...]
     predictions: tuple[Prediction, ...]
     verdict: str
+    studies: int = 1
+    """Times that it was repeated, each with seeds and trials of its own."""
+    tuning: Tuning | None = None
 
-    def cell(self, strategy: str, workers: int) -> Cell:
-        for cell in self.cells:
-            if (cell.strategy, cell.workers) == (strategy, workers):
-                return cell
-        raise KeyError((strategy, workers))
+    @property
+    def is_fair(self) -> bool:
+        """Whether cells are medians in which a target that is not reached counts as infinite."""
+        return self.tuning is not None or self.studies > 1
+
+    @property
+    def counted(self) -> str:
+        """What a cell has several of."""
+        return "studies" if self.studies > 1 else "seeds"
+
+    def only(self, *, tuned: bool) -> Study:
+        """The study without its tuned runs, or with nothing else."""
+        return replace(
+            self,
+            runs=tuple(run for run in self.runs if run.tuned == tuned),
+            cells=tuple(cell for cell in self.cells if cell.tuned == tuned),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Trains the runs of a study, side by side on the cores there are, and reads what they left.
+"""Trains the runs of a study, side by side on the cores there are or on a cluster, and reads what
+they left.
 
 In: planned runs. Out: their run folders, each finished, or an error; their epochs. Guaranteed: a
 finished run is never repeated; one that was stopped or killed goes on from its checkpoint; when the
@@ -14,9 +15,9 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -34,20 +35,24 @@ from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.engine.train import Request, train
 from samepath.engine.worker import stop_signals
 from samepath.errors import SamepathError, UserError, WorkerFailed
+from samepath.files import LOCK, take_lock
 from samepath.owners import die_with_launcher
 from samepath.study.opening import Opened, StudyRequest
+from samepath.study.places.destination import LOCAL
 from samepath.study.results import Ended, Epoch
 from samepath.threads import threads_of_children
 
 LOOK_SECONDS = 0.5
 SHARING_SECONDS = 20.0
-"""A shorter run is over sooner with one worker than several have started."""
+"""A shorter run is over sooner with one worker than several have started; nor is a run begun again
+with more workers to save less."""
 STOP_SECONDS = 30.0
 ALL = "all runs"
 WORDS = {
     "target": "reached the target",
     "diverged": "diverged",
     "stuck": "got stuck",
+    "early": "ended early",
     "finished": "came to the epoch limit",
 }
 
@@ -59,8 +64,10 @@ class PlannedRun:
     folder: str
     """Inside the study's folder."""
     label: str
-    """For people."""
+    """The run's name for people."""
     options: Options
+    start_from: str | None = None
+    """The folder, inside the study's, of a finished run whose state this one begins with."""
 
 
 class StudyProgress:
@@ -74,26 +81,34 @@ class StudyProgress:
         self._finished_epochs = 0.0
         self._running: dict[str, float] = {}
 
-    def look(self, running: Sequence[tuple[PlannedRun, int, float | None]]) -> None:
-        """Report every run under way, its epochs and its last validation loss."""
-        self._running = {run.folder: float(epochs) for run, epochs, _ in running}
+    def look(self, running: Iterable[tuple[PlannedRun, str]], study: Path) -> None:
+        """Report every run under way, where it is (on a cluster), its epochs and its last
+        validation loss."""
+        found = [(run, where, *_progress(study, run)) for run, where in running]
+        self._running = {run.folder: float(epochs) for run, _, epochs, _ in found}
         if self._num_runs > 1:
             self._watcher.progress(ALL, self._num_done, self._num_runs, self._how_far())
-        for run, epochs, loss in running:
+        for run, where, epochs, loss in found:
             known = "" if loss is None else f"  valid loss {loss:.5g}"
-            most = run.options.epochs
-            self._watcher.progress(run.label, epochs, most, f"epoch {epochs} of {most}{known}")
+            most, place = run.options.epochs, where and f"  on {where}"
+            facts = f"epoch {epochs} of {most}{known}{place}"
+            self._watcher.progress(run.label, epochs, most, facts)
 
-    def end(self, run: PlannedRun, status: str, epochs: float, loss: float | None) -> None:
-        """Report how a run ended."""
+    def end(self, run: PlannedRun, study: Path, where: str = "") -> None:
+        """Report how a run ended, and where it was then."""
+        status, result = status_of(study, run), RunFolder(study / run.folder).read()["result"]
+        assert status is not None
+        epochs, loss = result["epochs"], result["valid_loss"]
         self._num_done += 1
         self._finished_epochs += epochs
         self._left.pop(run.folder, None)
         self._running.pop(run.folder, None)
         known = "" if loss is None else f", valid loss {loss:.5g}"
+        place = where and f", on {where}"
         self._watcher.end(
             run.label,
-            f"{run.label}: {WORDS[status]} after {epochs:.3g} epochs{known} ({self._how_far()})",
+            f"{run.label}: {WORDS[status]} after {epochs:.3g} epochs{known}{place} "
+            f"({self._how_far()})",
         )
 
     def _how_far(self) -> str:
@@ -116,6 +131,22 @@ class _Running:
     words: Connection
     slots: list[int]
     """Which of the machine's cores, or GPUs, it counts for."""
+    epochs: int
+    """Done when it was started."""
+    began: float = field(default_factory=time.monotonic)
+    will_go_on: bool = False
+    """It was stopped to be started again with more workers."""
+
+    def seconds_saved(self, study: Path, free: int) -> float:
+        """What the rest of the run would take less with the free cores too, if they count fully; 0
+        while that is not known."""
+        epochs, _ = _progress(study, self.run)
+        if epochs <= self.epochs:
+            return 0.0
+        options, own = self.run.options, len(self.slots)
+        epoch_seconds = (time.monotonic() - self.began) / (epochs - self.epochs)
+        more = max(own, min(own + free, options.plan.num_grains))
+        return max(options.epochs - epochs, 0) * epoch_seconds * (1 - own / more)
 
 
 def status_of(study: Path, run: PlannedRun) -> str | None:
@@ -124,10 +155,16 @@ def status_of(study: Path, run: PlannedRun) -> str | None:
     folder = RunFolder(study / run.folder)
     if not folder.holds_run:
         return None
-    content, target = folder.read(), run.options.target
+    content, target, hold = folder.read(), run.options.target, run.options.hold
     status: str = content["status"]
-    if status == "target" and (target is None or content["result"]["valid_loss"] > target):
-        return None
+    if status == "target":
+        result, before = content["result"], content["config"]
+        if target is None:
+            return status if result["epochs"] >= run.options.epochs else None
+        if result["valid_loss"] > target:
+            return None
+        if hold > 1 and (before.get("hold", 1) < hold or before["target"] > target):
+            return None  # its last evaluations may not all be within the target
     if status == "finished" and content["result"]["epochs"] < run.options.epochs:
         return None
     return status if status in ENDED else None
@@ -139,18 +176,29 @@ def train_runs(
     request: StudyRequest,
     watcher: Watcher,
     alone_seconds: Callable[[PlannedRun], float] = lambda run: math.inf,
+    *,
+    cores: int | None = None,
 ) -> None:
-    """Train all runs that are not finished, on the cores or GPUs of this machine; `alone_seconds`
-    is what a run takes with one worker."""
+    """Train all runs that are not finished, on the cores or GPUs of this machine (or as if it had
+    so many `cores`), or where `request.on` says; `alone_seconds` is what a run takes with one
+    worker here."""
     study = opened.folder
     runs = list({run.folder: run for run in runs}.values())
     waiting = [run for run in runs if status_of(study, run) is None]
     if not waiting:
         return
+    if request.on != LOCAL:
+        from samepath.study.places.cluster import connected  # which needs this module
+
+        with connected(request) as cluster:
+            assert cluster is not None
+            progress = StudyProgress(watcher, waiting, len(runs) - len(waiting))
+            cluster.train(waiting, opened, request, progress, watcher)
+        return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["samepath.engine.train", "torch._inductor.config"])
     running: list[_Running] = []
-    slots = range(available_workers())
+    slots = range(cores or available_workers())
     progress = StudyProgress(watcher, waiting, len(runs) - len(waiting))
     try:
         with threads_of_children(1), stop_signals() as asked:  # runs set the plan's themselves
@@ -165,46 +213,75 @@ def train_runs(
                         workers = max(1, len(free) // (len(waiting) + 1))
                         workers = min(workers, run.options.plan.num_grains)
                     mine, free = free[:workers], free[workers:]
-                    _clear_unbegun(study / run.folder)
+                    clear_unbegun(study / run.folder)
                     asking = request_for(run, opened, request, workers)
-                    running.append(_start(context, run, asking, mine))
+                    epochs, _ = _progress(study, run)
+                    running.append(_start(context, run, asking, mine, epochs))
                 wait([each.process.sentinel for each in running], timeout=LOOK_SECONDS)
                 if asked():
                     raise Interrupted(asked())
-                progress.look([(each.run, *_progress(study, each.run)) for each in running])
+                progress.look([(each.run, "") for each in running], study)
                 for each in [each for each in running if not each.process.is_alive()]:
                     running.remove(each)
-                    _finish(each, study, progress)
+                    if not _finish(each, study, progress):
+                        waiting.append(each.run)
+                if not waiting and not any(each.will_go_on for each in running):
+                    _share_late(running, study, len(slots))
     finally:
         _stop(running)
         watcher.close()
 
 
-def _clear_unbegun(folder: Path) -> None:
-    """Remove what a run left that was killed before it had begun."""
-    if folder.exists() and not (folder / "run.json").exists():
-        shutil.rmtree(folder)
+def clear_unbegun(folder: Path) -> None:
+    """Remove what a run left that was killed before it had begun, unless a process is at it."""
+    if not folder.exists() or (lock := take_lock(folder)) is None:
+        return
+    try:
+        if not (folder / "run.json").exists():
+            for left in folder.iterdir():
+                if left.name != LOCK:
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+    finally:
+        os.close(lock)
 
 
-def _start(context: Any, run: PlannedRun, request: Request, slots: list[int]) -> _Running:
+def _share_late(running: Sequence[_Running], study: Path, num_slots: int) -> None:
+    """Stop the run that gains most by free cores, if any gains enough: it then goes on with them,
+    and its bits are the same. No run waits for them."""
+    free = num_slots - sum(len(each.slots) for each in running)
+    if not free or not running:
+        return
+    saved = {number: each.seconds_saved(study, free) for number, each in enumerate(running)}
+    most = max(saved, key=lambda number: saved[number])
+    if saved[most] > SHARING_SECONDS and running[most].process.is_alive():
+        running[most].will_go_on = True
+        os.kill(running[most].process.pid or 0, signal.SIGTERM)
+
+
+def _start(
+    context: Any, run: PlannedRun, request: Request, slots: list[int], epochs: int
+) -> _Running:
     words, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(request, slots, theirs))
     process.start()
     theirs.close()
-    return _Running(run, process, words, slots)
+    return _Running(run, process, words, slots, epochs)
 
 
-def _finish(each: _Running, study: Path, progress: StudyProgress) -> None:
-    """Report a process that has ended: well, with words of its own, or without."""
+def _finish(each: _Running, study: Path, progress: StudyProgress) -> bool:
+    """Report a process that has ended: well, with words of its own, or without. False: the run is
+    to go on with more workers."""
     code = each.process.exitcode
-    status = status_of(study, each.run)
     with suppress(EOFError):  # it had nothing to say
         kind, text = each.words.recv()
-        raise (UserError if kind == "user" else WorkerFailed)(f"{each.run.label}: {text}")
-    if status is None:
+        if kind != "stopped":
+            raise (UserError if kind == "user" else WorkerFailed)(f"{each.run.label}: {text}")
+    if status_of(study, each.run) is None:
+        if each.will_go_on:
+            return False
         raise WorkerFailed(f"{each.run.label}: its process ended with code {code}")
-    result = RunFolder(study / each.run.folder).read()["result"]
-    progress.end(each.run, status, result["epochs"], result["valid_loss"])
+    progress.end(each.run, study)
+    return True
 
 
 def _stop(running: Sequence[_Running]) -> None:
@@ -223,21 +300,29 @@ def _work(request: Request, slots: list[int], words: Connection) -> None:
     """Train one run, in a process of its own."""
     os.setpgid(0, 0)  # Ctrl-C reaches the study alone, which passes it on: once
     die_with_launcher()
-    signal.signal(signal.SIGTERM, _stop_at_once)
     if number := torch.cuda.device_count():  # each run its own GPUs (reasoned; not run on any)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
         mine = [visible.split(",")[slot] for slot in slots]
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    train_and_tell(request, lambda kind, text: words.send((kind, text)))
+
+
+def train_and_tell(request: Request, tell: Callable[[str, str], None]) -> None:
+    """Train one run in a process of its own. `tell` is told why the run has not ended, if so:
+    `stopped`, or an error that is the `user`'s, or how it `failed`."""
+    signal.signal(signal.SIGTERM, _stop_at_once)
     try:
-        train(request)
+        result, _ = train(request)
+        if result.status == "interrupted":
+            tell("stopped", "")
     except Interrupted:
-        pass
+        tell("stopped", "")
     except UserError as error:
-        words.send(("user", str(error)))
+        tell("user", str(error))
     except SamepathError as error:
-        words.send(("failed", str(error)))
+        tell("failed", str(error))
     except BaseException:
-        words.send(("failed", "\n" + traceback.format_exc().rstrip()))
+        tell("failed", "\n" + traceback.format_exc().rstrip())
 
 
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
@@ -248,6 +333,8 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
 def request_for(run: PlannedRun, opened: Opened, request: StudyRequest, workers: int) -> Request:
     """What `samepath train` would be asked for this run."""
     options, folder = run.options, opened.folder / run.folder
+    is_begun = RunFolder(folder).holds_run
+    begins_from = None if is_begun or run.start_from is None else opened.folder / run.start_from
     return Request(
         recipe=options.recipe,
         data=options.data,
@@ -259,15 +346,21 @@ def request_for(run: PlannedRun, opened: Opened, request: StudyRequest, workers:
         grain_size=options.grain_size,
         seed=options.seed,
         threads=options.threads,
+        exact=options.exact,
+        compile=options.compile,
         loader_workers=options.loader_workers,
+        hold=options.hold,
         learning_rate=options.learning_rate,
         weight_decay=options.weight_decay,
         strategy=options.strategy,
         virtual_workers=options.virtual_workers,
         patience=options.patience,
+        i_know=options.i_know,
         out=folder,
-        resume=RunFolder(folder).holds_run,
+        resume=is_begun,
+        start_from=begins_from,
         command=request.command,
+        listen=request.listen,
         source=opened.recipe.origin.source,  # what the recipe's file held when the study began
         made_of=made_of_options(options),
         other_hardware=request.other_hardware,
@@ -292,6 +385,7 @@ _ENDED: dict[str, Ended] = {
     "target": "target",
     "diverged": "diverged",
     "stuck": "stuck",
+    "early": "stuck",  # by the recipe's own patience, or its hooks; the message says so
     "finished": "epochs",
 }
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from samepath.plan import reduction, whole_bytes
 
 HERE: Literal["here"] = "here"
 NODE = "node"
+Known = TypeVar("Known")
 Algorithm: TypeAlias = Literal["samepath", "ring", "tree"]
 """Our all_to_all and all_gather of the plan's tree (`traffic`); a ring all-reduce (Patarasuk and
 Yuan 2009); NCCL's double binary tree (Sanders, Speck and Träff 2009)."""
@@ -37,12 +37,12 @@ class NetworkFacts:
     name: str
     how: Literal["preset", "measured", "given"]
     bytes_per_second: float
-    """In each direction."""
+    """Bytes per second in each direction."""
     latency_seconds: float
-    """Of one message."""
+    """The latency of one message."""
     cores_taken: float = 0.0
-    """Of a core of each worker, while something travels: what computing loses where no core is
-    idle. Known of measured links only."""
+    """The share of a core of each worker while something travels: what computing loses where no
+    core is idle. Known of measured links only."""
 
 
 def _link(
@@ -84,14 +84,19 @@ _EXAMPLE = "940Mbit/s:60us"
 
 def parse_network(text: str) -> NetworkFacts | Literal["here"]:
     """Find a preset by name, "here", or a measured link such as "940Mbit/s:60us"."""
+    return _find(text, {**PRESETS, HERE: HERE})
+
+
+def _find(text: str, known: Mapping[str, Known]) -> Known | NetworkFacts:
+    """What has this name, whatever its case, or a link as typed."""
     text = text.strip()
-    names = {name.lower(): name for name in (*PRESETS, HERE)}
+    names = {name.lower(): name for name in known}
     if text.lower() in names:
-        return PRESETS.get(names[text.lower()], HERE)
+        return known[names[text.lower()]]
     if ":" in text or _RATE.fullmatch(text):
         return _given(text)
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {names[near[0]]}?" if near else "use " + ", ".join(names.values())
+    hint = f"did you mean {names[near[0]]}?" if near else "use " + ", ".join(known)
     raise UserError(
         f"--network {text}: there is no such network; {hint} (or a link you measured, such as "
         f"{_EXAMPLE})"
@@ -138,7 +143,7 @@ class Level:
     name: str
     """What such a group is called: "node" (workers of one computer), "rack", "machine"."""
     workers: int | None
-    """In one group; None: however many there are (the outermost level only)."""
+    """Workers in one group; None: however many there are (the outermost level only)."""
     network: NetworkFacts
     """Latency of a message between members; bandwidth, in each direction, at the door of one
     member: of a worker at the innermost level, of a whole node between nodes."""
@@ -150,10 +155,12 @@ class Cluster:
 
     name: str
     levels: tuple[Level, ...]
-    """From the innermost to the outermost."""
+    """Levels from the innermost to the outermost."""
     is_here: bool = False
     """It is this computer, of which was measured how much its workers slow each other down. (That
     those of a node elsewhere do not is assumed.)"""
+    is_like_here: bool = False
+    """Its nodes are computers like this one: their workers slow each other down as they do here."""
 
     def __post_init__(self) -> None:
         *inner, outer = self.levels
@@ -178,13 +185,33 @@ class Cluster:
 
     def side_by_side(self, workers: int) -> int:
         """How many of these workers share this computer's memory and caches."""
-        return workers if self.is_here else 1
+        if self.is_here or not self.is_like_here:
+            return workers if self.is_here else 1
+        return min(workers, self.workers_per_node or workers)
 
 
 def flat(network: NetworkFacts, *, name: str = "machine") -> Cluster:
     """Every worker at the same link: each a computer of its own, or, named "node", all in this."""
     level = Level(name=name, workers=None, network=network)
     return Cluster(name=network.name, levels=(level,), is_here=name == NODE)
+
+
+def in_nodes(cluster: Cluster, workers: int, here: NetworkFacts) -> Cluster:
+    """The cluster with so many workers in each node. Where it has nodes of several already, their
+    link stays; where every worker is a computer of its own, nodes are computers like this one,
+    whose workers talk over `here`. As many nodes are in a rack as before."""
+    first = cluster.levels[0]
+    has_nodes = first.name == NODE
+    before = (first.workers or 1) if has_nodes else 1
+    outer = tuple(
+        level if level.workers is None
+        else replace(level, workers=level.workers // before * workers)
+        for level in cluster.levels[has_nodes:]
+    )  # fmt: skip
+    if workers == 1:
+        return replace(cluster, levels=outer)
+    node = Level(name=NODE, workers=workers, network=first.network if has_nodes else here)
+    return replace(cluster, levels=(node, *outer), is_like_here=not has_nodes)
 
 
 def _nested(name: str, *levels: tuple[str, int | None, NetworkFacts]) -> Cluster:
@@ -228,19 +255,9 @@ CLUSTERS: dict[str, Cluster] = {
 
 def find_cluster(text: str, here: NetworkFacts | None = None) -> Cluster:
     """Find a preset by name, a link such as "940Mbit/s:60us", or "here": the link measured here."""
-    text = text.strip()
-    known = {name.lower(): cluster for name, cluster in CLUSTERS.items()}
-    if here is not None:
-        known[HERE] = flat(here, name=NODE)
-    if text.lower() in known:
-        return known[text.lower()]
-    if ":" in text:
-        return flat(_given(text))
-    names = [*CLUSTERS, *([HERE] if here is not None else [])]
-    raise UserError(
-        f"--network {text}: there is no such preset; use one of {', '.join(names)}, or a link you "
-        f"measured, such as {_EXAMPLE}"
-    )
+    known = CLUSTERS if here is None else {**CLUSTERS, HERE: flat(here, name=NODE)}
+    found = _find(text, known)
+    return flat(found) if isinstance(found, NetworkFacts) else found
 
 
 def check_cluster(text: str) -> None:
@@ -299,13 +316,13 @@ class Cost(NamedTuple):
     """Seconds to reduce some bytes."""
 
     fixed_seconds: float
-    """However many they are, and nothing else travels meanwhile."""
+    """Seconds that do not depend on the number of messages; nothing else travels in that time."""
     seconds_per_byte: float
     latency_seconds: float = 0.0
-    """On the way, while the next may start."""
+    """Seconds on the way, while the next may start."""
     record_seconds: float = 0.0
-    """Of what workers tell each other at the end of a step beside: small records, from all to
-    all."""
+    """Seconds for what workers tell each other at the end of a step beside: small records, from all
+    to all."""
     few: tuple[float, Cost] | None = None
     """What at most so many bytes cost instead."""
 
@@ -332,7 +349,7 @@ class _Passed(NamedTuple):
     largest: int
     """Workers in the largest group."""
     links: int
-    """Of a chain through all workers, those of this level."""
+    """Links of this level in a chain through all workers."""
 
     @property
     def depth(self) -> int:
@@ -414,26 +431,14 @@ class Sample(NamedTuple):
 
 
 def link_of(samples: Sequence[Sample], name: str) -> NetworkFacts:
-    """The link that explains the samples."""
-    latency_seconds, bytes_per_second = fit_link([sample[:3] for sample in samples])
-    return NetworkFacts(
-        name=name,
-        how="measured",
-        bytes_per_second=bytes_per_second,
-        latency_seconds=latency_seconds,
-        cores_taken=statistics.median(s.core_seconds / s.seconds for s in samples),
-    )
-
-
-def fit_link(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Latency and bandwidth from (messages, bytes, seconds), both above zero.
+    """Fit the latency and bandwidth, both above zero, that explain the samples.
 
     Ratios of modelled to measured times are made small (soft L1 of their logarithms): small
     messages, which tell the latency, count as much as large ones, which tell the bandwidth, and
     one bad time does not count for much."""
     from scipy.optimize import least_squares
 
-    messages, num_bytes, seconds = np.array(samples, dtype=np.float64).T
+    messages, num_bytes, seconds, core_seconds = np.array(samples, dtype=np.float64).T
 
     def errors(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
         latency, per_byte = np.exp(logarithms)
@@ -441,4 +446,10 @@ def fit_link(samples: Sequence[tuple[float, float, float]]) -> tuple[float, floa
 
     first = np.log([np.min(seconds / messages), np.min(seconds / num_bytes)])
     fitted = least_squares(errors, first, loss="soft_l1", f_scale=0.1).x
-    return float(np.exp(fitted[0])), float(np.exp(-fitted[1]))
+    return NetworkFacts(
+        name=name,
+        how="measured",
+        bytes_per_second=float(np.exp(-fitted[1])),
+        latency_seconds=float(np.exp(fitted[0])),
+        cores_taken=float(np.median(core_seconds / seconds)),
+    )

@@ -19,84 +19,80 @@ from samepath.timing.links import NetworkFacts
 
 How: TypeAlias = Literal["measured", "modelled"]
 """How a time is known: with that many real workers, here; or from the model."""
+MOST_OFF = 0.25
+"""A model that is further off than this, where several real workers were timed, is not quoted."""
 FILE = "measured.json"
 FORMAT = 1
 MOST_EXAMPLES = 1 << 30
-"""Of a batch."""
+"""The most examples of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredStep:
+class TimingFacts:
+    """What is known of a recipe's step on one machine, of one step or for a whole study."""
+
+    machine: str
+    """Processor, cores: where it was measured."""
+    threads: int
+    """Threads of each worker."""
+    grain_size: int
+    grain_fixed: bool
+    """The model normalises over a grain: more workers cannot mean finer grains."""
+    tensor_bytes: tuple[int, ...]
+    """Bytes of gradients, in the order in which backward finds them."""
+    tensor_ready: tuple[float, ...]
+    """When each is there, as a part of a grain's time."""
+    crowding: dict[str, float]
+    """A grain's time over its time alone, by how many processes compute side by side here."""
+    local: NetworkFacts
+    """The link that workers of this machine use (shared memory where they can)."""
+    busy_cores: float
+    """Cores used by other processes meanwhile."""
+    buffer_bytes: int = 0
+    """Bytes of float buffers (batch norm's), which workers merge after every step."""
+    row_bytes: tuple[float, ...] = ()
+    """Bytes by gradient for each example of the rows that samepath sends in its place, where they
+    are fewer (gradient factors); 0 where it has none. Empty: no gradient has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep(TimingFacts):
     """One recipe on one machine."""
 
     recipe: str
     identity: str
-    """Of the recipe's code and plan (`Options.identity`), so that another's is not taken for it."""
-    machine: str
+    """The identity of the recipe's code and plan (`Options.identity`), so that another's is not
+    taken for it."""
     device: str
-    threads: int
-    """Of each worker."""
     batch_size: int
-    grain_size: int
-    grain_fixed: bool
-    """The model normalises over a grain: more workers cannot mean finer grains."""
     num_examples: int
     grain_times: dict[str, tuple[float, ...]]
     """Seconds of single grains, forward and backward, of one worker alone, by grain size."""
     update_seconds: float
-    """Of a step: what is not grains and does not shrink with more workers (data, update)."""
+    """The fixed cost of a step (data, update): the same at any number of workers."""
     tensor_names: tuple[str, ...]
-    """Gradients, in the order in which backward finds them."""
-    tensor_bytes: tuple[int, ...]
-    tensor_ready: tuple[float, ...]
-    """When each is there, as a part of a grain's time."""
-    crowding: dict[str, float]
-    """By how many processes compute side by side here: a grain's time / its time alone."""
-    local: NetworkFacts
-    """The link that workers of this machine use (shared memory where they can)."""
     network: NetworkFacts
     """The network collective between two workers of this machine."""
     step_seconds: dict[str, float]
     """Median seconds of whole steps, by how many real workers ran here."""
-    busy_cores: float
-    """Cores used by other processes meanwhile."""
-    buffer_bytes: int = 0
-    """Of float buffers (batch norm's), which workers merge after every step."""
-    row_bytes: tuple[float, ...] = ()
-    """By gradient: bytes for each example of the rows that samepath sends in its place, where they
-    are fewer (gradient factors); 0 where it has none. Empty: no gradient has."""
     coarsest_step_seconds: dict[str, float] | None = None
-    """As `step_seconds`, in the largest grains that so many workers can share; None: not timed."""
+    """Seconds like `step_seconds`, in the largest grains that so many workers can share; None: not
+    timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClockFacts:
+class ClockFacts(TimingFacts):
     """What the times of a study are made of."""
 
     network: NetworkFacts
-    """The link that times are modelled for."""
-    local: NetworkFacts
-    """The link that workers of this machine use, for predictions of what was measured here."""
+    """The link that times are modelled for; `local` is for predictions of what was measured."""
     gradient_bytes: int
-    tensor_bytes: tuple[int, ...]
-    tensor_ready: tuple[float, ...]
-    buffer_bytes: int
-    crowding: dict[str, float]
-    """These four as in a MeasuredStep."""
     serial_seconds: float
     """`update_seconds` of a MeasuredStep."""
     grain_seconds: dict[str, float]
     """Median seconds of a grain, by its size, with one worker alone."""
     measured_step_seconds: dict[str, float]
-    """By "batch x workers", such as "64x2": a step with that many real workers here."""
-    threads: int
-    machine: str
-    """Processor, cores: where it was measured."""
-    grain_size: int
-    grain_fixed: bool
-    busy_cores: float
-    row_bytes: tuple[float, ...] = ()
-    """As in a MeasuredStep."""
+    """Seconds by "batch x workers", such as "64x2", of a step with that many real workers here."""
 
 
 def step_key(batch_size: int, workers: int) -> str:

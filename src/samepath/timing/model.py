@@ -44,7 +44,7 @@ Mode: TypeAlias = Literal["synchronous", "stale", "asynchronous"]
 that applies each worker's gradient as it comes."""
 
 LEAST_GRAINS = 50
-"""With fewer timed grains the slow tail of their spread is not seen."""
+"""The fewest timed grains: with fewer, the slow tail of their spread is not seen."""
 TRIALS = 200
 MOST_AT_ONCE = 1 << 21
 """Grain times drawn in one go, to bound the memory."""
@@ -85,41 +85,6 @@ def interpolated(grain_seconds: Mapping[int, float], sizes: Integers) -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeSpread:
-    """How much the times of equal grains differ."""
-
-    factors: tuple[float, ...] = ()
-    """Measured: the time of a grain / their median. Nothing slower than the slowest is drawn."""
-    grain: float = 0.0
-    """Without factors: the standard deviation of a grain's logarithm (lognormal, median 1)."""
-    worker: float = 0.0
-    """The same of a worker's slowness, which all its grains of a step share."""
-
-    def __post_init__(self) -> None:
-        assert not (self.factors and self.grain), "measured factors or a stated spread, not both"
-        assert all(factor > 0.0 for factor in self.factors)
-        assert self.grain >= 0.0
-        assert self.worker >= 0.0
-
-    def of_grains(self, uniform: Floats) -> Floats:
-        """Factors of grains, from numbers between 0 and 1."""
-        if not self.factors:
-            return _lognormal(self.grain, uniform)
-        places = (np.arange(len(self.factors)) + 0.5) / len(self.factors)
-        return np.asarray(np.interp(uniform, places, np.sort(self.factors)))
-
-    def of_workers(self, uniform: Floats) -> Floats:
-        """Factors of workers, from numbers between 0 and 1."""
-        return _lognormal(self.worker, uniform)
-
-
-def _lognormal(deviation: float, uniform: Floats) -> Floats:
-    from scipy.special import ndtri
-
-    return np.asarray(np.exp(deviation * ndtri(uniform)))
-
-
-@dataclass(frozen=True, kw_only=True)
 class Workload:
     """One step of a recipe, as one worker was measured to do it."""
 
@@ -132,19 +97,24 @@ class Workload:
     grain_seconds: dict[int, float]
     """Median seconds of a grain, forward and backward, by its size."""
     serial_seconds: float
-    """Of a step: what comes after the reduction and does not shrink (the update)."""
+    """The fixed cost of a step after the reduction (the update)."""
     tensor_bytes: tuple[int, ...]
     """Gradients, in the order in which backward finds them."""
     tensor_ready: tuple[float, ...]
     """When each is there, as a part of the last grain's time: rising, at most 1."""
     buffer_bytes: int = 0
-    """Of buffers that a step changes (batch norm's), which are merged like gradients."""
+    """Bytes of buffers that a step changes (batch norm's), which are merged like gradients."""
     row_bytes: tuple[float, ...] = ()
-    """By gradient: bytes for each example of what samepath sends in its place (gradient factors);
+    """Bytes by gradient for each example of what samepath sends in its place (gradient factors);
     0, or nothing at all, where it has none."""
-    spread: TimeSpread = TimeSpread()
+    grain_factors: tuple[float, ...] = ()
+    """Times of equal grains / their median, as measured; none: they do not differ. Nothing slower
+    than the slowest is drawn."""
+    stragglers: float = 0.0
+    """How much workers differ: the standard deviation of the logarithm of a worker's slowness
+    (lognormal, median 1), which all its grains of a step share."""
     crowding: dict[int, float] = field(default_factory=dict)
-    """By how many workers compute side by side in one node: a grain's time / its time alone."""
+    """A grain's time over its time alone, by how many workers compute side by side in one node."""
 
     def __post_init__(self) -> None:
         ready = [0.0, *self.tensor_ready, 1.0]
@@ -152,13 +122,10 @@ class Workload:
         assert ready == sorted(ready), "gradients come in order, within the grain"
         assert self.grain_seconds
         assert 1 <= self.grain_size <= self.batch_size
-
-    @property
-    def gradient_bytes(self) -> int:
-        return sum(self.tensor_bytes)
+        assert all(factor > 0.0 for factor in self.grain_factors)
 
     def sent_bytes(self, num_examples: int) -> tuple[int, ...]:
-        """By gradient: the bytes whose sum would cost what samepath sends. Rows go round once, a
+        """The bytes, by gradient, whose sum would cost what samepath sends. Rows go round once, a
         sum's parts there and back: so they count half. (The rule is that of step/factors.py.)"""
         rows = self.row_bytes or (0.0,) * len(self.tensor_bytes)
         return tuple(
@@ -200,19 +167,17 @@ def workload_from(
         tensor_ready=measured.tensor_ready,
         buffer_bytes=measured.buffer_bytes,
         row_bytes=measured.row_bytes,
-        spread=measured_spread({size: own} if len(own) >= LEAST_GRAINS else times),
+        grain_factors=measured_factors({size: own} if len(own) >= LEAST_GRAINS else times),
         crowding={int(workers): factor for workers, factor in measured.crowding.items()},
     )
 
 
-def measured_spread(grain_times: Mapping[int, Sequence[float]]) -> TimeSpread:
-    """Factors from the times of grains, by size: each against the median of its size."""
-    factors = [
-        time / float(np.median(times)) for times in grain_times.values() for time in sorted(times)
-    ]
+def measured_factors(grain_times: Mapping[int, Sequence[float]]) -> tuple[float, ...]:
+    """The times of grains, by size, each against the median of its size; in order."""
+    factors = sorted(time / float(np.median(t)) for t in grain_times.values() for time in t)
     if len(factors) < 2:
         raise UserError(f"{len(factors)} grain times say nothing of their spread; time at least 2")
-    return TimeSpread(factors=tuple(factors))
+    return tuple(factors)
 
 
 class Runs(NamedTuple):
@@ -221,7 +186,7 @@ class Runs(NamedTuple):
     starts: Integers
     """The first grain of each busy worker."""
     seconds: Floats
-    """Of each grain, without spread."""
+    """Seconds of each grain, without spread."""
     num_examples: int
 
 
@@ -248,7 +213,7 @@ class Drawn(NamedTuple):
     before: Floats
     """Until the last grain begins."""
     last: Floats
-    """Of the last grain."""
+    """Seconds of the last grain."""
 
     @property
     def done(self) -> Floats:
@@ -263,10 +228,13 @@ def draw(
     A draw is keyed by (seed, trial, grain) or (seed, trial, worker), so that a grain takes as long
     on any worker, and more trials or workers leave the draws of the others alone."""
     grains, workers = len(runs.seconds), len(runs.starts)
-    times = runs.seconds * workload.spread.of_grains(_uniforms(seed, "grain", trials, grains))
-    slowness = workload.crowded(side_by_side) * workload.spread.of_workers(
-        _uniforms(seed, "worker", trials, workers)
-    )
+    from scipy.special import ndtri
+
+    factors = np.sort(workload.grain_factors or (1.0,))
+    places = (np.arange(len(factors)) + 0.5) / len(factors)
+    times = runs.seconds * np.interp(_uniforms(seed, "grain", trials, grains), places, factors)
+    normal = ndtri(_uniforms(seed, "worker", trials, workers))
+    slowness = workload.crowded(side_by_side) * np.exp(workload.stragglers * normal)
     stops = np.append(runs.starts[1:], grains)
     last = times[:, stops - 1]
     total = np.add.reduceat(times, runs.starts, axis=1)
@@ -294,12 +262,10 @@ class Buckets:
     """Buckets of a fixed layout, in a fixed order, each as soon as all workers have it."""
 
     bucket_bytes: int | None = None
-    """Of the largest; None: ours, by the number of workers."""
+    """Bytes of the largest bucket; None: ours, by the number of workers."""
     first_bucket_bytes: int | None = None
     """DDP makes its first bucket small, so that something starts soon."""
     algorithm: Algorithm = "samepath"
-    overlap: bool = True
-    """Buckets leave during the last grain; else after it."""
     stale: bool = False
     """Buckets are those of the step before, and leave when a step begins."""
 
@@ -316,7 +282,7 @@ class Queue:
     cycle_seconds: float = 5e-3
     fusion_bytes: int = 64 * MIB
     message_seconds: float = 0.35e-6
-    """Of the coordinator's time for one announcement: one gradient of one worker. Assumed: Romero
+    """The coordinator's time for one announcement: one gradient of one worker. Assumed: Romero
     et al. 2022 (NSDI) made Horovod twice as fast at 6000 GPUs of Summit by caching announcements;
     were that ResNet-50's 161 gradients in steps of 0.2 s, it would be about 0.35 us. 0 stands for
     the cache (pull request 902, 2019), which sends a bit vector instead."""
@@ -340,7 +306,7 @@ class Exchange(NamedTuple):
     busy: Floats
     """Seconds the link was reducing."""
     hidden: Floats
-    """Of these, how many while some worker still computed."""
+    """The part of these seconds while some worker still computed."""
 
 
 def bucket_up(num_bytes: Sequence[int], policy: Buckets) -> tuple[list[int], list[int]]:
@@ -413,9 +379,7 @@ def run_buckets(
     own engine also adds buffers, and exchanges records, after computing."""
     link = _Link(computed)
     for size, last in zip(*bucket_up(num_bytes, policy), strict=True):
-        when = ready[:, last] if policy.overlap else computed
-        if policy.stale:
-            when = np.zeros_like(computed)
+        when = np.zeros_like(computed) if policy.stale else ready[:, last]
         one = cost.of(size)
         link.reduce(when, one.occupied(size), one.latency_seconds)
     if policy.algorithm == "samepath":
@@ -478,7 +442,7 @@ class Simulated:
 
     workers: int
     busy_workers: int
-    """With fewer grains than workers the others are idle."""
+    """Workers that compute: with fewer grains than workers the others are idle."""
     step_seconds: float
     """Mean over the trials."""
     median_seconds: float
@@ -494,7 +458,7 @@ class Simulated:
     reduction_seconds: float
     """The link is busy for so long in a step."""
     hidden: float | None
-    """Of that, the share behind some worker's computing; None without a reduction."""
+    """The share of that behind some worker's computing; None without a reduction."""
     waiting: float
     """The share of the step for which a busy worker, on average, waits for the slowest."""
     how: Literal["modelled"] = "modelled"
@@ -547,12 +511,12 @@ class _Steps(NamedTuple):
     """One value per trial, in seconds."""
 
     seconds: Floats
-    """Of the step."""
+    """Seconds of the step."""
     waiting: Floats
-    """For the slowest, on average over the busy workers."""
+    """Seconds of waiting for the slowest worker, on average over the busy workers."""
     reducing: Floats
     hidden: Floats
-    """Of that, behind some worker's computing."""
+    """The part of that behind some worker's computing."""
 
 
 def _summary(workers: int, runs: Runs, steps: _Steps, pace: float) -> Simulated:

@@ -14,7 +14,6 @@ forward, backward, adding up. What a step takes beyond its grains is the update.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import platform
@@ -23,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -31,11 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samepath.console import count
 from samepath.engine.checks.refuse import OwnHook
 from samepath.engine.comm.collective import Alone, Bucket, Collective
 from samepath.engine.comm.environment import read_place
 from samepath.engine.comm.shared_memory import SharedMemory
-from samepath.engine.launch.launch import launch
+from samepath.engine.launch.launch import call_workers
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, recipe_of, refuse_recipe
 from samepath.engine.run.request import available_workers
@@ -43,11 +43,10 @@ from samepath.engine.run.session import Link, Session, connect, start
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError
-from samepath.owners import owned_folder
 from samepath.plan import Reduction, bucket_bytes, grain_size_for, reduction
 from samepath.recipe import Recipe
 from samepath.timing.links import HERE, NetworkFacts, Sample, link_of, traffic
-from samepath.timing.measured import ClockFacts, MeasuredStep, step_key
+from samepath.timing.measured import ClockFacts, MeasuredStep, TimingFacts, step_key
 from samepath.timing.model import LEAST_GRAINS, grain_size_at
 
 WARM_UP = 2
@@ -55,7 +54,7 @@ WARM_UP = 2
 LEAST_ROUNDS, MOST_ROUNDS = 2, 8
 """Everything has so many turns."""
 MOST_STEPS = 1000
-"""In one turn."""
+"""The most steps in one turn."""
 PATIENCE = 3.0
 """What cannot be timed in so many times the seconds asked for is refused."""
 
@@ -79,17 +78,15 @@ class TimingJob:
     options: Options
     turns: Mapping[Turn, float]
     """Each with the seconds to spend on it."""
-    folder: Path
-    """Where each worker leaves what it found."""
     least_steps: int = 1
-    """Of each turn, however long they take."""
+    """The fewest steps of each turn, however long they take."""
     asked_seconds: float | None = None
-    """For everything, as a person asked: what is far too slow for them is refused. None: it is
-    timed, however long it takes."""
+    """The time for everything that a person asked for: what is far too slow for them is refused.
+    None: it is timed, however long it takes."""
     reductions: int = 0
-    """To time of each size, over both links (two workers only)."""
+    """The number of reductions to time of each size, over both links (two workers only)."""
     link: Link | None = None
-    """Of workers that share batches; None: what they would use."""
+    """The link of workers that share batches; None: what they would use."""
 
 
 class Steps(NamedTuple):
@@ -98,15 +95,15 @@ class Steps(NamedTuple):
     steps: list[float]
     """Seconds of each."""
     grains: list[list[float]]
-    """For each step the seconds of its grains, without the first (it begins with the step) and a
+    """Seconds, for each step, of its grains, without the first (it begins with the step) and a
     short last one."""
 
 
 # ---- what one worker times
 
 
-def time_on_worker(job: TimingJob) -> None:
-    """Run one worker from start to end."""
+def time_on_worker(job: TimingJob) -> dict[str, Any]:
+    """Run one worker from start to end; what it found."""
     options = job.options
     # two processes cannot share one GPU in NCCL
     device = "cpu" if not job.turns and torch.cuda.device_count() < 2 else None
@@ -123,7 +120,7 @@ def time_on_worker(job: TimingJob) -> None:
                 "local": time_reductions(session.collective, job.reductions),
                 "network": time_reductions(network, job.reductions),
             }
-        (job.folder / f"worker-{session.worker}.json").write_text(json.dumps(found))
+        return found
 
 
 class Bench:
@@ -141,11 +138,11 @@ class Bench:
         for turn in job.turns:
             assert recipe is not None
             self._trainers[turn] = trainer = self._trainer(recipe, turn)
-            self._shares[turn] = trainer.stream(trainer.source(recipe.train), 0, 1 << 40)
+            self._shares[turn] = trainer.stream(trainer.training_source(recipe.train), 0, 1 << 40)
         self.ready: dict[str, list[float]] = {}
-        """By parameter: when its gradient was there, as a part of the grain's time."""
+        """The moment, by parameter, when its gradient was there, as a part of the grain's time."""
         self.row_bytes: dict[str, float] = {}
-        """By parameter whose gradient goes as factors: bytes of the rows of one example."""
+        """Bytes of the rows of one example, by parameter whose gradient goes as factors."""
 
     def _trainer(self, recipe: Recipe, turn: Turn) -> Trainer:
         """Trainers of one worker by itself share a model and an optimizer: memory is not free."""
@@ -364,11 +361,11 @@ def _reduce_once(
 
 LEAST_SECONDS = 2.0
 LEAST_REDUCTIONS, MOST_REDUCTIONS = 5, 15
-"""Of each size."""
+"""The fewest and most reductions of each size."""
 TRUSTED_SECONDS = 3e-4
 """Shorter grains are mostly what Python does around them."""
 GRAINS = 4
-"""In a step that is timed for its grains alone."""
+"""Grains in a step that is timed for its grains alone."""
 MOST_SIDE_BY_SIDE = 16
 """Workers started at once, on machines of many cores."""
 NOISE_CORES = 0.15
@@ -382,7 +379,7 @@ class Launched:
     """What so many workers found."""
 
     turns: dict[Turn, list[list[Steps]]]
-    """Of each turn: for every worker, what each round found."""
+    """Steps of each turn: for every worker, what each round found."""
     ready: dict[str, list[float]]
     row_bytes: dict[str, float]
     busy_cores: float
@@ -392,13 +389,13 @@ class Launched:
 
     @property
     def local(self) -> NetworkFacts:
-        link = link_of([Sample(*sample) for sample in self.links["local"]], HERE)
+        link = link_of(self.links["local"], HERE)
         # In shared memory workers add by themselves, in the thread that computes.
         return replace(link, cores_taken=1.0) if self.links["shared"] else link
 
     @property
     def network(self) -> NetworkFacts:
-        return link_of([Sample(*sample) for sample in self.links["network"]], "loopback")
+        return link_of(self.links["network"], "loopback")
 
     def _grains(self, how: Circumstance, grain_size: int) -> list[list[list[float]]]:
         """Times of grains of this size: by worker and turn, those of each round. Where the data is
@@ -484,22 +481,16 @@ def run_turns(
 ) -> Launched:
     """Time turns, each for so many seconds, on workers of this machine; further words are those of
     `TimingJob`."""
-    tell(f"timing {options.recipe} on {workers} {'worker' if workers == 1 else 'workers'}")
-    with owned_folder("stopwatch-") as folder:
-        told = TimingJob(options=options, turns=dict(turns), folder=Path(folder), **job)
-        launch(time_on_worker, (told,), workers)
-        return read_turns(Path(folder), turns, workers)
+    tell(f"timing {options.recipe} on {count(workers, 'worker')}")
+    told = TimingJob(options=options, turns=dict(turns), **job)
+    return all_turns(call_workers(time_on_worker, (told,), workers), turns)
 
 
-def read_turns(folder: Path, turns: Iterable[Turn], workers: int) -> Launched:
-    """What so many workers left in a folder."""
-    found = [json.loads((folder / f"worker-{n}.json").read_text()) for n in range(workers)]
+def all_turns(found: Sequence[Mapping[str, Any]], turns: Iterable[Turn]) -> Launched:
+    """What all workers found, each of its own."""
     first = found[0]
     return Launched(
-        turns={
-            turn: [[Steps(*steps) for steps in each["turns"][place]] for each in found]
-            for place, turn in enumerate(turns)
-        },
+        turns={turn: [each["turns"][place] for each in found] for place, turn in enumerate(turns)},
         ready=first["ready"],
         row_bytes=first["rows"],
         busy_cores=first["others"],
@@ -648,7 +639,7 @@ def shared_seconds(turns: Sequence[Turn], seconds: float, grain_size: int) -> di
 
 
 def doubts(found: MeasuredStep) -> list[str]:
-    """Where times are not to be believed to the last digit."""
+    """Sentences on times that are not to be believed to the last digit."""
     told = []
     own = found.grain_times.get(str(found.grain_size), ())
     number = sum(map(len, found.grain_times.values()))
@@ -680,9 +671,9 @@ def crowded_words(busy_cores: float, needed_cores: int) -> list[str]:
 PASSES = 2
 """Each number of workers is started this often, in turn: what is compared must not drift apart."""
 STEP_SECONDS, LEAST_STEPS = 2.0, 8
-"""For each step asked for: at least so long, and so many steps."""
+"""The least time, and the fewest steps, for each step asked for."""
 GRAIN_SECONDS = 10.0
-"""For all that is timed with one worker alone to take a step apart."""
+"""Seconds for all that is timed with one worker alone to take a step apart."""
 
 
 def measure_clock(
@@ -726,25 +717,15 @@ def measure_clock(
     for words in crowded_words(step.busy_cores, max(wanted) * options.threads):
         tell(words)
     return ClockFacts(
+        **{each.name: getattr(step, each.name) for each in fields(TimingFacts)},
         network=step.local if network == HERE else network,
-        local=step.local,
         gradient_bytes=sum(step.tensor_bytes),
-        tensor_bytes=step.tensor_bytes,
-        tensor_ready=step.tensor_ready,
-        buffer_bytes=step.buffer_bytes,
-        row_bytes=step.row_bytes,
-        crowding=step.crowding,
         serial_seconds=step.update_seconds,
         grain_seconds={size: statistics.median(times) for size, times in step.grain_times.items()},
         measured_step_seconds={
             step_key(batch, workers): statistics.median(apart[workers].steps_of(turn))
             for (batch, workers), turn in fitting.items()
         },
-        threads=options.threads,
-        machine=step.machine,
-        grain_size=options.grain_size,
-        grain_fixed=fixed,
-        busy_cores=step.busy_cores,
     )
 
 

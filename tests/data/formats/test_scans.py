@@ -178,6 +178,26 @@ def test_axes_are_the_worlds(tmp_path: Path) -> None:
     assert moments(straight)[0] == pytest.approx([7.5, 7.5, 10.0], abs=0.1)
 
 
+def test_values_and_sizes_that_look_wrong_are_warned_of(luna: Path, tmp_path: Path) -> None:
+    """Here the scans are what scanners write with 1024 added, and one nodule is 40 mm across."""
+    fine = make_cubes(luna, tmp_path / "fine", CubeSettings(mm=16))
+    assert fine.warnings == []
+    for scan in luna.rglob("*.mhd"):
+        image = simpleitk().ReadImage(str(scan))
+        simpleitk().WriteImage(image + 1024, str(scan))
+    annotations = luna / "annotations.csv"
+    annotations.write_text(annotations.read_text().replace("9.5", "40", 1).replace("9.5", "1", 1))
+    report = make_cubes(luna, tmp_path / "out", CubeSettings(mm=16))
+    values, large, small = report.warnings
+    assert "if these are HU + 1024, add --window 24,1424" in values
+    assert "nodules larger than their cube: 1 of 3 (up to 40 mm across); add --mm 60" in large
+    assert "nodules smaller than two voxels: 1 of 3 (from 1 mm across)" in small
+    right = make_cubes(luna, tmp_path / "right", CubeSettings(mm=16, window=(24.0, 1424.0)))
+    assert right.warnings == [large, small]
+    before, after = (load_volumes(tmp_path / name).cubes for name in ("fine", "right"))
+    assert np.array_equal(before, after), "the window that is suggested is the right one"
+
+
 def test_settings_change_the_cube(tmp_path: Path) -> None:
     """Outside the scan is the window's low end."""
     write_scan(tmp_path / "luna" / "s.mhd", [(2, 25, 20)], sigma_mm=60)
@@ -224,13 +244,14 @@ def test_missing_and_damaged_scans_are_listed(
     assert lines[3] == "  no-raw: its data file is absent or cannot be opened"
     assert lines[4].startswith("  bad-header: is no image that SimpleITK can read")
     assert lines[5].startswith("  bad-size: ")
-    assert lines[6] == "  absent: no .mhd scan of this name below the folder"
+    assert lines[6] == "  absent: no .mhd scan or DICOM series of this name in the folder"
     assert lines[7] == "  and 2 more"
-    assert lines[8] == f"samepath train nodules --data {luna.parent / 'out'}"
+    assert lines[8] == f"preview: {luna.parent / 'out' / 'preview.png'}"
+    assert lines[9] == f"samepath train nodules --data {luna.parent / 'out'}"
     failed = json.loads((luna.parent / "out" / "cubes.json").read_text())["failed"]
     assert failed[-1] == {
         "name": "4.5#8",
-        "reason": "(999.0, 0.0, 0.0) mm lies outside the scan",
+        "reason": "(999.0, 0.0, 0.0) mm is outside the scan",
     }
     assert load_volumes(luna.parent / "out").names == ("1.2.3#7",)
     assert "MetaImage" not in capfd.readouterr().err  # ITK's own words are kept away
@@ -352,7 +373,7 @@ def test_whoever_ends_first_wins(luna: Path, tmp_path: Path) -> None:
         if done == 2:
             make_cubes(luna, out, CubeSettings(side=8))
 
-    with pytest.raises(UserError, match="was filled by another process meanwhile"):
+    with pytest.raises(UserError, match="another process wrote there first; give a new folder"):
         make_cubes(luna, out, progress=overtake)
     assert load_volumes(out).cubes.shape == (3, 8, 8, 8)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["luna", "out"]

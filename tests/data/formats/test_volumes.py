@@ -301,6 +301,7 @@ def test_cubes_of_arrays_keep_what_is_known(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0].startswith("3 cubes of 8 x 8 x 8 voxels")
     assert result.stderr == ""
+    assert (tmp_path / "out" / "preview.png").read_bytes().startswith(b"\x89PNG")
     assert result.stdout.splitlines()[-1] == f"samepath train nodules --data {tmp_path / 'out'}"
     found = load_volumes(tmp_path / "out")
     assert isinstance(found.cubes, np.memmap)
@@ -327,6 +328,12 @@ def test_window_and_padding(tmp_path: Path, spelling: list[str]) -> None:
     assert (about["window"], about["side"]) == ([-1000, 400], 16)
     result = run(source, "--out", tmp_path / "flat", "--window", "5000,6000")
     assert "1 cube with one single value: does --window fit the data?" in result.stdout
+    bright = saved(tmp_path / "b.npz", volume=np.full((1, 8, 8, 8), 3000, np.int16))
+    result = run(
+        bright, "--out", tmp_path / "bright", "--window", "0,1000", "--side", "8", "--json"
+    )
+    (warning,) = json.loads(result.stdout)["warnings"]
+    assert "100% of the voxels are at the window's high end or above" in warning
 
 
 def test_values_nobody_gave_a_window_for(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def prepare(session: Session, model: nn.Module, **settings: Any) -> Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
-    return session.prepare(model, optimizer, loss, batch_size=8, grain_size=2, **settings)
+    given = {"batch_size": 8, "grain_size": 2, "name": "", **settings}
+    made: Trainer = session.prepare(model, optimizer, loss, **given)
+    return made
 
 
 def test_a_batch_of_no_weight_changes_nothing(session: Session) -> None:
@@ -174,7 +176,7 @@ def test_weights_that_begin_to_wander_late_are_found(session: Session) -> None:
 
 def test_drift_is_named() -> None:
     rows = np.array([[1, 2, 3], [1, 2, 3], [1, 9, 3]])
-    with pytest.raises(ReplicasDiffer, match="'b' of worker 2 is not that of worker 0 now"):
+    with pytest.raises(ReplicasDiffer, match="'b' of worker 2 differs from worker 0's now"):
         refuse_drift(["a", "b", "c"], rows, "now")
     refuse_drift(["a", "b", "c"], rows[:2], "now")
 

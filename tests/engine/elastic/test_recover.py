@@ -163,7 +163,7 @@ def trainer(session: Session, make: Make, optimizer: Any = torch.optim.Adam) -> 
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
     return session.prepare(
         model, optimizer, loss, batch_size=4, grain_size=2, schedule=schedule,
-        schedule_every="step", clip_norm=0.5,
+        schedule_every="step", clip_norm=0.5, name="",
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -24,6 +25,7 @@ from samepath.engine.elastic.rendezvous import (
     RendezvousClosed,
     RendezvousRound,
     allot_workers,
+    change_words,
 )
 from samepath.engine.elastic.signed_store import Endpoint, LeaderLost, SignedStore, reach_store
 from samepath.errors import UserError
@@ -69,6 +71,45 @@ def test_rounds(table: Table) -> None:
     agree(rounds, [2, 3, 1, 3])
     second.workers_here = 1  # it has lost workers
     agree(table.sit_all(leader, second, third, fourth), [2, 1, 1, 5])
+
+
+def seen_from(rank: int, **machines: int) -> RendezvousRound:
+    """A round as the machine of this rank sees it."""
+    first = sum(list(machines.values())[:rank])
+    return RendezvousRound(
+        number=1,
+        rank=rank,
+        num_machines=len(machines),
+        first=first,
+        here=list(machines.values())[rank],
+        num_workers=sum(machines.values()),
+        machines=tuple(machines.items()),
+    )
+
+
+def test_all_machines_say_who_joined_and_left() -> None:
+    alone, both = seen_from(0, a=2), seen_from(0, a=2, b=1)
+    assert change_words(None, alone) == ""
+    began = "the run has 3 workers on 2 machines (this machine 2, b 1)"
+    assert change_words(None, both) == began, "a leader that had waited for others"
+    assert change_words(alone, both) == (
+        "b joined with 1 worker; the run has 3 workers on 2 machines (this machine 2, b 1)"
+    )
+    assert change_words(None, seen_from(1, a=2, b=1)) == (
+        "this machine joined with 1 worker; the run has 3 workers on 2 machines (a 2, "
+        "this machine 1)"
+    )
+    assert change_words(both, both) == "", "a worker failed, and is back"
+    assert change_words(both, alone) == (
+        "b left; the run has 2 workers on 1 machine (this machine 2)"
+    )
+
+
+def test_a_round_names_its_machines(table: Table) -> None:
+    (round_,) = table.sit_all(table.lead("1:4", 2))
+    ((name, workers),) = round_.machines
+    assert workers == 2
+    assert name.startswith(f"{socket.gethostname()} (process ")
 
 
 @pytest.mark.parametrize("counted", [True, False])

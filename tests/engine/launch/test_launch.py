@@ -73,6 +73,38 @@ def test_its_workers_do_not_load_one_either(tmp_path: Path) -> None:
     assert ended.stdout == "['MainThread'] []\n", ended.stderr
 
 
+def run_script(tmp_path: Path, source: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    return subprocess.run(
+        [Path(sys.executable).with_name("samepath"), "run", "-n", "3", script],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_an_input_error_of_a_script_is_said_once(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path,
+        "import torch, samepath\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "with samepath.start() as session:\n"
+        "    session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1),\n"
+        "                    lambda model, batch: model(batch).mean(), batch_size=2)\n",
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "samepath: 3 workers, but a batch of 2 in grains of 1 has only 2 grains; use at most 2 "
+        "workers, or a larger batch\n"
+    )
+
+
+def test_a_script_that_never_starts_is_warned_of(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, "print('trained')\n")
+    assert (ended.returncode, ended.stdout.count("trained")) == (0, 3)
+    assert "script.py never called samepath.start(): it ran 3 times, each alone" in ended.stderr
+
+
 def test_a_signal_without_a_name() -> None:
     named, unnamed = (WorkerReport.of_exit(0, -number, 7).message for number in (9, 40))
     assert named == "worker 0 was ended by SIGKILL (process 7)"

@@ -50,7 +50,8 @@ def dense(dtype: torch.dtype = torch.float32) -> nn.Module:
 def trainer_of(session: Session, model: nn.Module, data: Data, **settings: Any) -> Trainer:
     """After an epoch of training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    given: dict[str, Any] = {"batch_size": 20, "grain_size": 5, "loss": classify} | settings
+    given: dict[str, Any] = {"batch_size": 20, "grain_size": 5, "loss": classify, "name": ""}
+    given |= settings
     trainer = session.prepare(model, optimizer, **given)
     for share in trainer.batches(data, 0):
         trainer.step(share)

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from ui_folders import make_run, step_line
 
 from samepath.cli.tensorboard import tensorboard
-from samepath.engine.run.tensorboard import EventWriter
+from samepath.engine.run.tensorboard import EventWriter, scalars
 from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
@@ -183,3 +183,9 @@ def test_training_writes_them_and_resuming_goes_on(
     with pytest.raises(UserError, match="pip install"):
         train(replace(request, out=tmp_path / "other"))
     assert not (tmp_path / "other").exists()
+
+
+def test_metrics_of_the_loss_have_tags_beside_it() -> None:
+    fields = {"step": 1, "train_dice": 0.5, "epoch_train_dice": 0.25, "loss_scale": 8.0}
+    expected = {"train/dice": 0.5, "epoch/train_dice": 0.25, "train/loss_scale": 8.0}
+    assert dict(scalars(fields)) == expected

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from samepath.cli import main
-from samepath.curation.features import load_from
+from samepath.curation.weights import load_from
 from samepath.engine.elastic.machine import MachineOffer
 from samepath.engine.run.request import Request
 from samepath.engine.state.reopen import look_at, reopen
@@ -91,7 +91,6 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     "generate": lambda run: generate(GenerateRequest(run=run, out=run.parent / "new.npz", count=1)),
     "curvature": lambda run: measure_curvature(CurvatureRequest(runs=(run,))),
     "join": lambda run: join(run, MachineOffer(workers=1)),
-    "curate": lambda run: load_from(run, found := find_recipe("draws.py"), found.model()),
     "python": reopen,
 }
 
@@ -106,12 +105,18 @@ def test_another_recipe_is_refused_before_it_is_executed(
     (home / "draws.py").rename(home / "draws.bak")
     change(run, **{where: {"recipe": str(file)}})
     under_way(run)
-    if name == "curate":  # which is given the recipe beside the run
-        (home / "draws.bak").rename(home / "draws.py")
-        change(run, code={"recipe": str(file)}, config={"recipe": str(file)})
     with pytest.raises(UserError, match=r"has changed since the run .* began; put it back") as said:
         OPENERS[name](run)
-    assert (str(file) if where == "config" or name == "curate" else "draws.py") in str(said.value)
+    assert (str(file) if where == "config" else "draws.py") in str(said.value)
+    assert not mark.exists()
+
+
+def test_a_curation_takes_weights_and_executes_nothing(home: Path, tmp_path: Path) -> None:
+    run = trained(tmp_path, "draws.py")
+    file, mark = hostile(tmp_path)
+    change(run, code={"recipe": str(file)}, config={"recipe": str(file)})
+    found = find_recipe("draws.py")
+    assert "after step 2" in load_from(run, found, found.model())
     assert not mark.exists()
 
 

@@ -46,7 +46,6 @@ NONSENSE: dict[str, tuple[dict[str, Any], str]] = {
     "ascent": ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be a number above 0"),
     "no norm": ({"clip_norm": 0}, "clip_norm is 0; it must"),
     "a text": ({"clip_norm": "1"}, "clip_norm is '1'; it must be a number"),
-    "float16": ({"autocast": torch.float16}, r"autocast is torch\.float16.*scaled.*bfloat16"),
     "loaders": ({"loader_workers": -1}, "loader_workers is -1; it must be a whole number"),
     "batch": ({"batch_size": 0}, "batch_size is 0; it must be a whole number, at least 1"),
     "half a batch": ({"batch_size": 6.5}, "batch_size is 6.5"),

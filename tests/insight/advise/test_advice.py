@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from samepath.insight.advise.advice import (
     RateTrial,
     ScalingCurve,
     examples,
+    in_nodes,
     span,
     verdict,
 )
@@ -43,7 +45,8 @@ from samepath.insight.advise.advise import (
 from samepath.insight.advise.runs import ShortRuns, critical_batch, only_training, range_test
 from samepath.insight.folder import read_finding
 from samepath.recipe import Recipe
-from samepath.report.advise import curve_table, tables_in_short, write_advice
+from samepath.report import style
+from samepath.report.advise import curve_table, draw_advice, tables, tables_in_short, write_advice
 from samepath.report.words import step_time
 from samepath.timing.links import CLUSTERS, Cluster, find_cluster, flat
 from samepath.timing.measured import MeasuredStep, read_measured
@@ -51,6 +54,7 @@ from samepath.timing.measured import MeasuredStep, read_measured
 FREE = flat(link(1e30, 0.0))
 EVEN = (0.1, 0.1)
 SHARED = link(5e9, 2e-5)
+THIS = find_cluster("here", here=SHARED)
 
 
 def measured(**changes: Any) -> MeasuredStep:
@@ -152,7 +156,10 @@ def test_a_long_update_is_the_limit() -> None:
     assert found.best == 1  # two: 0.8 s, 75%
     assert found.row(2).efficiency == pytest.approx(0.75)
     assert found.knee == 3  # 0.7 s, and 0.6 s with six
-    assert "stay with one worker: 2 would keep 75% efficiency, below 80%" in words([found])
+    assert (
+        "stay with one worker: 2 workers (2 nodes of 1) would keep 75% efficiency, below 80%"
+        in (words([found]))
+    )
 
 
 def test_waiting_and_crowding_are_limits() -> None:
@@ -222,7 +229,6 @@ def test_grains_that_save_time() -> None:
     assert found.grain_gain > 0.2
     says = f"--max-workers 4 a step of 4 workers would take about {found.grain_gain:.0%} less"
     assert f"With {says} (modelled); it" in curve_table(advice(curves=(found,)), found)[2]
-    assert f"; with {says}" in words([found])
 
 
 def test_a_gain_that_was_measured_here_goes_before_the_model() -> None:
@@ -304,16 +310,114 @@ def advice(**changes: Any) -> Advice:
 
 
 def test_two_sentences_about_this_machine_and_the_first_network() -> None:
-    here = ask(measured(step_seconds={"1": 0.81, "2": 0.42}), flat(SHARED), 2, here=True)
-    here = replace(here, limit="cores")
+    here = ask(measured(step_seconds={"1": 0.81, "2": 0.42}), THIS, 2, here=True)
+    here = replace(here, limit="cores", machine="an old processor")
     over = ask(EVENLY, flat(link(100e6, 1e-4)))
     said = words([here, over, ask(measured(), FREE)])
-    assert said.count(". ") == 1
-    assert said.startswith("On this machine take 2 workers, 1.9 times as fast as one at 96%")
-    assert "(14 min of training become 7 min; it has no more)" in said
-    assert f"; over x take {over.best} workers" in said
-    assert "beyond that the link takes the time" in said
-    assert said.count("over x") == 1  # the third is in the tables only
+    first, second, last = said.splitlines()
+    assert first == (
+        "On this machine (an old processor) take 2 workers (1 node): 1.9 times as fast as one, 96% "
+        "efficient (training 7 min, alone 14 min); it has no more; measured."
+    )
+    assert second.startswith(f"Over x take {over.best} workers ({over.best} nodes of 1): ")
+    assert over.nodes == over.best
+    assert re.search(
+        r"; beyond that a doubling saves at most \d+% of the time, because the", second
+    )
+    assert said.lower().count("over x") == 1  # the third is in the tables only
+    assert "learning rate" in last
+
+
+def test_workers_of_a_node_and_the_last_node() -> None:
+    row = PLAIN.row(3)
+    for nodes, text in ((1, "1 node"), (3, "3 nodes of 1"), (2, "2 nodes of at most 2")):
+        assert in_nodes(replace(row, nodes=nodes)) == f"3 workers ({text})"
+    assert in_nodes(replace(row, workers=8, nodes=2)) == "8 workers (2 nodes of 4)"
+
+
+def test_percentages_that_would_read_alike_get_more_digits() -> None:
+    """79.8% is not "80% efficiency, below 80%"."""
+    rows = [replace(row, efficiency=0.798) if row.workers > 1 else row for row in PLAIN.rows]
+    found = replace(PLAIN, rows=tuple(rows), best=1, limit="link")
+    assert "would keep 79.8% efficiency, below 80.0%" in words([found])
+
+
+def test_doublings_that_save_nothing() -> None:
+    rows = [replace(row, step_seconds=1.0) for row in PLAIN.rows]
+    found = replace(PLAIN, rows=tuple(rows), best=2, limit="waiting")
+    assert "doubling them saves nothing, because workers wait for each other" in words([found])
+    last = replace(found, best=4)
+    assert "; beyond that workers wait for each other; " in words([last])
+
+
+def test_workers_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a node crowd each other as here and talk over this machine's link; a preset's
+    nodes keep their own link."""
+    monkeypatch.setattr("samepath.insight.advise.advise.available_workers", lambda: 2)
+    step = measured(crowding={"2": 1.5}, step_seconds={"1": 0.81, "2": 0.65})
+    asked = AdviseRequest(recipe="r", networks=("here", "1GbE", "dgx-a100"), workers_per_node=2)
+    here, ethernet, dgx = curves_of(asked, options(), step)
+    assert [curve.workers_per_node for curve in (here, ethernet, dgx)] == [None, 2, 2]
+    assert ethernet.links[0] is SHARED
+    assert dgx.links == tuple(level.network for level in CLUSTERS["dgx-a100"].levels)
+    assert [row.nodes for row in ethernet.rows[:4]] == [1, 1, 2, 2]
+    plain = curves_of(replace(asked, workers_per_node=None), options(), step)
+    assert [curve.workers_per_node for curve in plain] == [None, 1, 8]
+    assert ethernet.row(2).step_seconds > 1.3 * plain[1].row(2).step_seconds, "they share caches"
+    quick = curves_of(replace(asked, compute=10.0), options(), step)[1]
+    quick_apart = curves_of(replace(asked, compute=10.0, workers_per_node=1), options(), step)[1]
+    assert quick.row(2).step_seconds < quick_apart.row(2).step_seconds, "no crowding is known"
+
+
+def test_the_verdict_says_whose_computing_it_is_and_how_good_the_model() -> None:
+    """And a model that fails its own check is not quoted."""
+    over = replace(ask(EVENLY, flat(link(100e6, 1e-4))), machine="an old processor, 2 cores")
+    whose = "; computing measured on an old processor, 2 cores"
+    assert f"{whose}, network modelled (model not checked)." in words([over])
+    quick = words([replace(over, compute=12.0, model_error=0.08)])
+    assert f"{whose}, taken 12 times as fast, network modelled (model 8% off where it" in quick
+    assert "times as fast as one" in quick
+    off = replace(over, model_error=1.23)
+    wrong = words([off]).splitlines()[0]
+    assert wrong.startswith("Over x nothing can be said of several workers: computing measured on")
+    assert wrong.endswith("(model 123% off where it can be checked), too far to go by.")
+    assert "as one" not in wrong
+    _, table, note = curve_table(advice(curves=(off,)), off)
+    assert not any("best" in cell for row in table[2:] for cell in row)
+    assert "123% off where it can be checked: not to go by" in note
+
+
+def test_what_was_measured_here_is_quoted_whatever_the_model_says() -> None:
+    here = ask(measured(step_seconds={"1": 0.81, "2": 0.42}), THIS, 4, here=True)
+    off = replace(here, model_error=0.5)
+    assert "take 2 workers (1 node)" in words([replace(off, best=2)])
+    modelled = words([replace(off, best=4)])
+    assert "nothing can be said of several workers: modelled (model 50% off where" in modelled
+
+
+def test_no_line_joins_what_was_measured_and_what_was_modelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ask(measured(step_seconds={"1": 0.81, "2": 0.42}), flat(SHARED), 8, here=True)
+    drawn: list[Any] = []
+    monkeypatch.setattr(style, "draw_curve", lambda *how: drawn.append([how[1], set(how[4])]))
+    draw_advice("made up", advice(curves=(here,)), tmp_path / "advice.svg")
+    assert drawn == 2 * [[[1, 2], {False}], [[3, 4, 6, 8], {True}]]
+
+
+def test_faster_computers_gain_less_from_workers_on_the_same_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("samepath.insight.advise.advise.available_workers", lambda: 2)
+    asked = AdviseRequest(recipe="r", networks=("here", "1GbE"), compute=1.0)
+    step = measured(step_seconds={"1": 0.81, "2": 0.42})
+    here, slow = curves_of(asked, options(), step)
+    faster_here, quick = curves_of(replace(asked, compute=50.0), options(), step)
+    assert faster_here == here, "this machine is as fast as it is"
+    assert quick.rows[0].step_seconds == pytest.approx(slow.rows[0].step_seconds / 50.0)
+    assert quick.best < slow.best
+    assert slow.model_error == pytest.approx(abs(here.row(2).modelled_seconds / 0.42 - 1.0))
+    assert (here.compute, quick.compute) == (1.0, 50.0)
 
 
 def test_one_worker_where_there_is_only_one() -> None:
@@ -409,7 +513,12 @@ def test_short_times_have_three_digits() -> None:
         ({"minutes": math.nan}, "--minutes nan"),
         ({"max_workers": 0}, "--max-workers 0"),
         ({"price_per_worker_hour": -1.0}, "--price -1"),
-        ({"networks": ("here", "2GbE")}, "2GbE: there is no such preset; use one of 1GbE, 10GbE"),
+        ({"workers_per_node": 0}, "--workers-per-node 0: give at least 1"),
+        (
+            {"workers_per_node": 2, "networks": ("here",)},
+            "--workers-per-node 2: this machine is one node; give a --network too",
+        ),
+        ({"networks": ("here", "2GbE")}, "2GbE: there is no such network; did you mean 1GbE?"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], said: str) -> None:
@@ -591,10 +700,11 @@ def test_the_folder(tmp_path: Path) -> None:
     assert content["batch"]["noise_high"] == "inf"
     assert content["curves"][1]["network"] == "1GbE"
     assert read_measured(out) == step
-    assert (out / "advice.png").stat().st_size > 20_000
+    assert (out / "advice.svg").stat().st_size > 20_000
     text = page.read_text()
     assert "Do this. Not that." in text
-    for title, table, note in tables_in_short(found):
+    assert len(tables_in_short(found)) == 3, "two machines, and how it was measured"
+    for title, table, note in tables(found):
         assert title.split(" (")[0] in text
         assert all(len(row) == len(table[0]) for row in table)
         assert "\n" not in note

@@ -157,6 +157,10 @@ def test_verdicts_follow_the_numbers() -> None:
     assert "does not go along" in said(top=6.0, gap=0.1)
     assert "is flatter than" in said(top=0.5, gap=0.02)
     assert "the gap goes along with sharpness" in said(top=0.5, gap=0.02)
+    assert "Keskar and others (2017) found of large batches" in sharper
+    assert "small batch that is sharper, unlike what Keskar" in said(top=0.5, gap=0.02)
+    for not_two_minima in (said(top=6.0, gap=0.3, loss=2.0), said(top=0.5, gap=0.02, loss=2.0)):
+        assert "Keskar" not in not_two_minima, "it is said that these are stages of training"
     assert "is about as sharp as" in said(top=2.1)
     assert "which such curvature does not explain" in said(top=2.1, gap=0.5)
     mixed = said(top=6.0, rise=dataclasses.replace(small.rise, mean=0.1))
@@ -168,6 +172,7 @@ def test_verdicts_follow_the_numbers() -> None:
     assert "no validation data" in said(top=6.0, valid={})
     same = verdict(found_runs(small, found_run("b", 8, top=6.0, gap=0.4)))
     assert same.startswith("b is sharper than a")
+    assert "Keskar" not in same
     alone = verdict(found_runs(small))
     assert "1 of the 2 eigenvalues largest in size are negative, down to -0.2" in alone
     assert all(text.count(". ") == 1 for text in (sharper, mixed, alone))
@@ -183,5 +188,5 @@ def test_figures_and_page_with_holes_in_the_landscape(tmp_path: Path) -> None:
     write_curvature(tmp_path / "out", found, ["samepath", "curvature"])
     content = read_finding(tmp_path / "out", "curvature")
     assert content["runs"] == finite(dataclasses.asdict(found)["runs"])
-    for name in ("spectrum.png", "lines.png", "planes.png"):
+    for name in ("spectrum.svg", "lines.svg", "planes.png"):
         assert (tmp_path / "out" / name).stat().st_size > 10_000

@@ -19,10 +19,10 @@ from samepath.insight.profile.profile import ONE_CLOCK, TURN, WARM_UP, set_clock
 
 @pytest.fixture(autouse=True)
 def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def launch(*_: object) -> None:
+    def call_workers(*_: object) -> None:
         raise AssertionError("workers were started")
 
-    monkeypatch.setattr(profile_module, "launch", launch)
+    monkeypatch.setattr(profile_module, "call_workers", call_workers)
     monkeypatch.chdir(tmp_path)
 
 

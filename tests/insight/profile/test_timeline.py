@@ -102,6 +102,23 @@ def test_steps_add_up_to_the_whole_time() -> None:
     assert (found.waiting_share, found.slowest_share, found.bytes_sent) == (0.0, 0.0, 0.0)
 
 
+def test_phases_add_up_to_the_median_step() -> None:
+    """Also where one step of eight was held up: it is no part of a typical one."""
+    events, now = [], 0.0
+    for step, wait in enumerate([1.0, 1.2, 0.8, 1.0, 40.0, 1.1, 0.9, 1.0]):
+        events += [
+            event("step", now, now + 2.0 + wait, step=step),
+            event("forward", now, now + 2.0, step=step),
+            event("wait", now + 2.0, now + 2.0 + wait, step=step),
+        ]
+        now += 2.0 + wait
+    found = numbers(Timeline(engine="made", num_workers=1, events=tuple(events)))
+    assert found.step_seconds == pytest.approx(3.0)
+    assert sum(found.phase_seconds.values()) == pytest.approx(found.step_seconds)
+    assert found.phase_seconds["forward"] == pytest.approx(2.0, rel=0.02)
+    assert found.waiting_share == pytest.approx(1 / 3, rel=0.02)
+
+
 def test_intervals() -> None:
     assert union([(3, 4), (0, 1), (0.5, 2), (2, 2.5), (7, 7)]) == [(0, 2.5), (3, 4)]
     assert minus([(0, 10)], [(1, 2), (4, 5), (9, 12)]) == [(0, 1), (2, 4), (5, 9)]

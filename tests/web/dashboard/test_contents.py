@@ -80,10 +80,10 @@ def test_nothing_is_opened_through_a_link_or_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "in" / "b").symlink_to(tmp_path)  # was a folder when it was found
     why = {
         ("a", "link"): "symbolic links",
-        ("a", "pipe"): "not a plain file",
+        ("a", "pipe"): "no plain file",
         ("b", "secret"): "a link to another place",
         ("a", "none"): "No such file",
-        (".", "a"): "not a plain file",
+        (".", "a"): "no plain file",
     }
     for (folder, name), words in why.items():
         with pytest.raises(OSError, match=words):

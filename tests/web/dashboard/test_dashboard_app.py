@@ -240,6 +240,8 @@ EVIL = """<!doctype html><title>t</title><style>body { color: red }</style>
 <h1>A &amp; B</h1><script>document.title = "ran"</script><p class="note" onclick="x()">small</p>
 <svg onload="x()"><text>no</text></svg><img src=x onerror="x()"><img src="https://example.org/a.png">
 <img alt="kept" src="data:image/png;base64,AAAA"><img src="data:image/svg+xml;base64,AAAA">
+<img src="data:image/svg+xml,<svg onload='x()'/>"><nav>1. A</nav>
+<img src="data:text/html;base64,AAAA">
 <iframe srcdoc="<script>x()</script>">no</iframe><a href="javascript:x()">words</a>
 <div class="wide"><table><tr><th>1</th></tr><tr><td>&lt;b&gt;</td></tr></table></div>
 <details><summary>3 lines</summary>in</details></p></b>
@@ -251,6 +253,7 @@ def test_a_report_is_taken_apart() -> None:
         ["h1", ["A & B"]],
         ["note", ["small"]],
         ["img", "data:image/png;base64,AAAA", "kept"],
+        ["img", "data:image/svg+xml;base64,AAAA", ""],  # as a picture it runs nothing
         "words",
         ["table", [["tr", [["th", ["1"]]]], ["tr", [["td", ["<b>"]]]]]],
         ["details", [["summary", ["3 lines"]], "in"]],
@@ -316,6 +319,37 @@ def test_nothing_else_is_served(tmp_path: Path, path: str) -> None:
     contents = FolderContents(tmp_path / "in")
     path = path.replace("ID", contents.overview()["items"][0]["id"])
     assert status_of(ui_app(contents, "t"), path) == 404
+
+
+def test_a_note_is_kept_in_the_run_and_nowhere_else(client: TestClient, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    make_finding(tmp_path / "b", "advice")
+    found = items(client)
+    address = f"/api/note/{found['a']['id']}"
+
+    def post(body: object, to: str = address, **how: Any) -> int:
+        return client.post(to, json=body, **{"headers": CHANGE, **how}).status_code
+
+    assert found["a"]["note"] == ""
+    assert post({"note": "  the good one\nwith \u2260 batch "}) == 200
+    assert (run / "note.txt").read_text(encoding="utf-8") == "the good one\nwith \u2260 batch\n"
+    assert items(client)["a"]["note"] == "the good one\nwith \u2260 batch"
+    assert post({"note": "from another site"}, headers={}) == 403
+    assert client.get(address).status_code == 405
+    bodies: tuple[object, ...] = ([], {}, {"note": 7}, {"note": "x" * 9000})
+    for wrong in bodies:
+        assert post(wrong) == 400
+    assert post({"note": "x"}, f"/api/note/{found['b']['id']}") == 404
+    assert post({"note": "x"}, "/api/note/0123456789ab") == 404
+    assert items(client)["a"]["note"].startswith("the good one")
+    (tmp_path / "outside").write_text("mine")
+    for name in ("note.txt", "note.txt.part"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(tmp_path / "outside")
+    assert post({"note": "b"}) == 200
+    assert (tmp_path / "outside").read_text() == "mine", "no link is followed"
+    assert post({"note": " "}) == 200
+    assert not (run / "note.txt").exists()
 
 
 def test_it_only_looks(client: TestClient, tmp_path: Path) -> None:

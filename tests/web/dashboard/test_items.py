@@ -11,7 +11,15 @@ import pytest
 from ui_folders import metrics_lines
 
 from samepath.engine.state.metrics_log import MetricColumns
-from samepath.web.dashboard.items import NUM_POINTS, comparison, curves, shorten
+from samepath.web.dashboard.items import (
+    NUM_POINTS,
+    ShownRun,
+    _seconds_left,
+    comparison,
+    curves,
+    run_line,
+    shorten,
+)
 
 
 def read(metrics: MetricColumns, text: str | bytes) -> MetricColumns:
@@ -76,9 +84,10 @@ def test_noise_has_its_interval_and_a_stretch_can_be_chosen() -> None:
 # ---- the same path, in words
 
 
-def words(*texts: str, digests: tuple[str, ...]) -> list[str]:
+def words(*texts: str, digests: tuple[str, ...], configs: Any = None) -> list[str]:
     names = ["one", "two", "three"][: len(texts)]
-    said = comparison(names, digests, [read(MetricColumns(), text) for text in texts])
+    metrics = [read(MetricColumns(), text) for text in texts]
+    said = comparison(names, digests, metrics, configs or [{}] * len(texts))
     return [each["words"] for each in said]
 
 
@@ -95,3 +104,46 @@ def test_runs_are_compared_by_digest_or_by_their_losses() -> None:
         "another digest."
     ]
     assert words(lines(5), "", digests=("", "")) == ["two and one have no step in common yet."]
+
+
+def test_runs_of_other_recipes_and_settings_are_said_to_be() -> None:
+    digits, nodules = ({"recipe": name, "identity": name} for name in ("digits", "nodules"))
+    (said,) = words(lines(9), lines(9), digests=("a", "b"), configs=[digits, nodules])
+    assert said == "one and two are of different recipes (digits and nodules): no path to compare."
+    changed = [{"recipe": "mine.py", "identity": identity} for identity in ("1", "2")]
+    (said,) = words(lines(9), lines(9), digests=("a", "b"), configs=changed)
+    assert "different recipes (mine.py changed between them)" in said
+    other = lines(9).replace('"train_loss": 1', '"train_loss": 2')
+    seeds = [digits | {"seed": seed, "batch_size": 8} for seed in (0, 1)]
+    (said,) = words(lines(9), other, digests=("a", "b"), configs=seeds)
+    assert said.endswith("from step 3. Their settings differ: seed (0, 1).")
+
+
+def test_the_batch_is_that_of_the_strategy() -> None:
+    config = {"recipe": "digits", "batch_size": 64, "strategy": "weak", "epochs": 2}
+    start = {"command": [], "versions": {}, "batch_size": 128}
+
+    def shown(start: Any, newest: Any, result: Any) -> Any:
+        content = {"status": "running", "config": config, "starts": [start], "result": result}
+        return run_line(ShownRun.of(content), False, newest)["batch_size"]
+
+    assert shown({"command": [], "versions": {}}, {}, None) == 64, "of an older samepath"
+    assert shown(start, {}, None) == 128
+    assert shown(start, {"batch_size": 256}, None) == 256
+    assert shown(start, {}, {"batch_size": 512}) == 512
+
+
+@pytest.mark.parametrize(
+    ("to_do", "now", "left"),
+    [
+        (100, {"steps": 25, "seconds": 10.0}, 30.0),
+        (100, {"steps": 103, "seconds": 10.0}, 0.0),
+        (None, {"steps": 25, "seconds": 10.0}, None),
+        (100, {"steps": None, "seconds": 10.0}, None),
+        (100, {"steps": 25}, None),
+    ],
+)
+def test_the_time_left_is_that_of_the_rest_at_the_pace_so_far(
+    to_do: int | None, now: dict[str, Any], left: float | None
+) -> None:
+    assert _seconds_left(to_do, now) == left

@@ -45,10 +45,26 @@ def change(client: TestClient, path: str, **body: Any) -> Any:
 
 
 def points(client: TestClient) -> dict[str, np.ndarray[Any, Any]]:
-    names = ["x", "y", "loss", "doubt", "confidence", "label", "guess", "cluster", "kept", "reason"]
+    names = [
+        "x",
+        "y",
+        "loss",
+        "doubt",
+        "sure",
+        "confidence",
+        "training_margin",
+        "label",
+        "guess",
+        "suggested",
+        "target",
+        "cluster",
+        "kept",
+        "reason",
+        "seen",
+    ]
     parts = np.frombuffer(client.get("/api/points").content, "<i4").reshape(len(names), N)
     return {
-        n: part.view("<f4") if k < 5 else part
+        n: part.view("<f4") if k < 7 else part
         for k, (n, part) in enumerate(zip(names, parts, strict=True))
     }
 
@@ -72,10 +88,14 @@ def test_points_are_those_of_the_folder(client: TestClient, folder: Path) -> Non
     shown = points(client)
     assert np.array_equal(np.stack([shown["x"], shown["y"]], 1), mapped["map"])
     assert np.array_equal(shown["loss"], features["losses"])
-    assert np.array_equal(shown["doubt"], mapped["suspicion"])
+    order = np.argsort(mapped["suspicion"])
+    assert (np.diff(shown["doubt"][order]) >= 0).all(), "doubt is a percentile"
+    assert [shown["doubt"].min(), shown["doubt"].max()] == [0, np.float32(100 * (N - 1) / N)]
     assert np.array_equal(shown["label"], features["labels"])
     assert np.array_equal(shown["guess"], features["probabilities"].argmax(1))
-    assert np.array_equal(shown["confidence"], features["probabilities"].max(1))
+    assert np.array_equal(shown["suggested"], shown["guess"])
+    assert set(shown["target"]) == {-1}
+    assert np.array_equal(shown["sure"], features["probabilities"].max(1))
     assert about["num_examples"] == N
     assert [c["num_examples"] for c in about["classes"]] == np.bincount(shown["label"]).tolist()
     noise = about["reasons"].index("noise")
@@ -176,6 +196,11 @@ CLUSTER = {"label": 0, "eps": 1.0, "min_samples": 5, "use": True}
                                 for eps in ("nan", "inf")]),
         ("cluster", "from 1 to", [{**CLUSTER, "min_samples": m} for m in (0, 10**9, 2.5)]),
         ("cluster", "true or false", [{**CLUSTER, "use": None}]),
+        ("relabel", "from 0 to 9", [{"rows": [1], "label": label} for label in (10, -1, "cat")]),
+        ("relabel", "from 0 to 299", [{"rows": [300], "label": 1}]),
+        ("reviewed", "from 0 to 299", [{"rows": [300]}]),
+        ("reviewed", "true or false", [{}]),
+        ("reviewed", "1 to 300", [{"rows": []}]),
         ("undo", "nothing to undo", [{}]),
     ],
 )  # fmt: skip

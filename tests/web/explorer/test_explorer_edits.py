@@ -200,3 +200,53 @@ def test_what_cannot_be_written_is_not_done(explorer: Explorer) -> None:
         drop_one(explorer)
     assert look(explorer) == before
     assert explorer.state()["undo"] is None
+
+
+def test_relabelled_examples_are_kept_and_saved_with_their_label(
+    explorer: Explorer, folder: Path
+) -> None:
+    own = explorer.curation.labels
+    suggested = explorer.known["suggested"]
+    rows = np.flatnonzero((suggested != own) & ~explorer.edits.columns.kept)[:2]
+    explorer.mark(rows[:1], kept=True)
+    explorer.mark(rows[:1], kept=False)
+    explorer.relabel(rows, None, "as the model says")
+    now = explorer.edits.columns
+    assert now.kept[rows].all()
+    assert now.targets[rows].tolist() == suggested[rows].tolist()
+    assert set(now.reasons[rows]) == {"relabelled by hand"}
+    with pytest.raises(UserError, match="already as suggested"):
+        explorer.relabel(rows, None)
+    same = np.flatnonzero(now.kept & (now.reasons == ""))[:1]
+    with pytest.raises(UserError, match="already as"):
+        explorer.relabel(same, int(own[same[0]]))
+    again = Explorer(folder)
+    assert again.edits.columns.targets.tolist() == now.targets.tolist(), "from the journal"
+    explorer.relabel(rows[1:], 3)
+    saved = read_keep_list(Path(explorer.save()["file"]))
+    assert saved.decisions[rows[0]] == saved.decisions[rows[1]] == "relabel"
+    assert saved.targets is not None
+    assert saved.targets[rows].tolist() == [suggested[rows[0]], 3]
+    assert saved.doubt is None or np.isfinite(saved.doubt).all()
+    reopened = Explorer(folder, Path(folder / "keep-2.csv"))
+    assert reopened.edits.columns.targets[rows].tolist() == saved.targets[rows].tolist()
+    reopened.mark(rows, kept=True)
+    assert (reopened.edits.columns.targets == -1).all(), "kept: with their own labels"
+
+
+def test_a_review_is_remembered(explorer: Explorer, folder: Path) -> None:
+    assert explorer.reviewed(np.array([3, 5]))["num_reviewed"] == 2
+    assert explorer.reviewed(np.array([5, 8]))["num_reviewed"] == 3
+    file = folder / "reviewed.txt"
+    assert file.read_text() == "3\n5\n8\n"
+    with file.open("a") as cut:
+        cut.write("1")  # of 14, say
+    again = Explorer(folder)
+    assert np.flatnonzero(again.review.seen).tolist() == [3, 5, 8]
+    again.reviewed(np.array([9]))
+    assert file.read_text() == "3\n5\n8\n9\n"
+    assert again.reviewed(None)["num_reviewed"] == 0
+    assert not Explorer(folder).review.seen.any()
+    file.write_text("3\nx\n")
+    with pytest.raises(UserError, match=r"reviewed\.txt: 'x' is no example"):
+        Explorer(folder)

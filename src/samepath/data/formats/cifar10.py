@@ -70,7 +70,7 @@ def _missing(folder: Path, batches: Sequence[str]) -> list[str]:
 
 
 def _look(folder: Path) -> Path | None:
-    """Where the most batches are: in this folder or the one that is unpacked in it."""
+    """Find where the most batches are: in this folder or the one that is unpacked in it."""
     places = (folder, folder / ARCHIVES["cifar10"].folder)
     best = min(places, key=lambda place: len(_missing(place, BATCHES)))
     return best if len(_missing(best, BATCHES)) <= len(BATCHES) else None

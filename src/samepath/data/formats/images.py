@@ -78,11 +78,12 @@ def read_image(path: Path) -> Image:
         raise ImageProblem(f"has {image.GetDimension()} dimensions, not 3")
     if image.GetNumberOfComponentsPerPixel() != 1:
         raise ImageProblem(f"has {image.GetNumberOfComponentsPerPixel()} numbers per voxel, not 1")
-    _check_place(image.GetSpacing(), image.GetOrigin())
+    check_place(image.GetSpacing(), image.GetOrigin())
     return image
 
 
-def _check_place(spacing: Sequence[float], origin: Sequence[float]) -> None:
+def check_place(spacing: Sequence[float], origin: Sequence[float]) -> None:
+    """Raise unless voxels have a size and a place that can be."""
     if not all(1 / _FAR < step < _FAR for step in spacing):
         raise ImageProblem(f"has voxels of {by(spacing)} mm, which cannot be")
     if not all(abs(place) < _FAR for place in origin):
@@ -107,11 +108,13 @@ def longest_side_mm(image: Image) -> float:
     return float(np.multiply(image.GetSize(), image.GetSpacing()).max())
 
 
-def write_nifti(path: Path, volume: NDArray[Any], spacing_mm: float) -> None:
-    """Write a (z, y, x) volume as float32; the path ends in .nii or .nii.gz."""
+def write_nifti(
+    path: Path, volume: NDArray[Any], spacing_mm: float, dtype: type[np.generic] = np.float32
+) -> None:
+    """Write a (z, y, x) volume, as float32 unless told; the path ends in .nii or .nii.gz."""
     try:
         with _quiet():
-            image = as_image(volume.astype(np.float32), spacing_mm)
+            image = as_image(volume.astype(dtype), spacing_mm)
             simpleitk().WriteImage(image, str(path))
     except RuntimeError as error:
         raise UserError(f"{path} cannot be written; is the folder writable?") from error
@@ -245,7 +248,7 @@ def _read_metaimage(path: Path) -> Image:
     is_big = _is_true(fields, "BinaryDataByteOrderMSB") or _is_true(fields, "ElementByteOrderMSB")
     spacing = _numbers(fields, ndim, "ElementSpacing", "ElementSize", default=(1.0,) * ndim)[:3]
     origin = _numbers(fields, ndim, "Offset", "Position", "Origin", default=(0.0,) * ndim)[:3]
-    _check_place(spacing, origin)
+    check_place(spacing, origin)
     straight = np.eye(ndim).ravel().tolist()
     turned = ("TransformMatrix", "Rotation", "Orientation")
     axes = np.reshape(_numbers(fields, ndim**2, *turned, default=straight), (ndim, ndim))

@@ -35,8 +35,13 @@ _LOCAL_HEADER = 30  # bytes that a zip file has before a member, at the least
 
 
 def read_arrays(path: Path) -> Volumes:
-    """The volumes of a file; other arrays with one value per volume are its facts."""
-    arrays = _load(path)
+    """The volumes of a file; other arrays with one value per volume are its facts, and `split`
+    (train, valid or test) says what each is for."""
+    if path.suffix not in (".npz", ".npy"):
+        raise UserError(
+            f"{path} is no file of volumes; give an .npz or .npy file, or a folder of NIfTI files"
+        )
+    arrays = load_arrays(path, "numpy.savez('cubes.npz', volume=array)")
     if any(f"{word}_images" in arrays for word in _SPLITS):
         return _medmnist(arrays, path)
     found = [name for name in _NAMES if name in arrays and arrays[name].ndim == 4]
@@ -54,14 +59,50 @@ def read_arrays(path: Path) -> Volumes:
     names = tuple(f"row {row}" for row in range(len(volumes)))
     columns = {name: _column(array, len(names)) for name, array in arrays.items()}
     facts = {name: column for name, column in columns.items() if column is not None}
-    return Volumes(cubes=volumes, names=names, group=take_group(facts, names), facts=facts)
+    split = _take_split(facts, path)
+    group = take_group(facts, names)
+    return Volumes(cubes=volumes, names=names, group=group, facts=facts, split=split)
 
 
-def _load(path: Path) -> Arrays:
-    if path.suffix not in (".npz", ".npy"):
+def read_masks(path: Path, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """The array `mask` of an .npz file, one for each volume (`shape` is that of all volumes), none
+    of them empty; None where the file has none."""
+    arrays = load_arrays(path, "numpy.savez('cubes.npz', volume=array, mask=masks)")
+    if "mask" not in arrays:
+        return None
+    mask = arrays["mask"]
+    if mask.shape != shape:
         raise UserError(
-            f"{path} is no file of volumes; give an .npz or .npy file, or a folder of NIfTI files"
+            f"{path}: mask has the shape {mask.shape}, the volumes {shape}; give one mask of the "
+            "same shape for each"
         )
+    if mask.dtype.kind not in "bui" or not np.isin(mask, (0, 1)).all():
+        raise UserError(f"{path}: mask holds more than 0 and 1; save it as mask > 0")
+    empty = np.flatnonzero(~mask.astype(np.bool_).any((1, 2, 3)))
+    if len(empty):
+        raise UserError(
+            f"{path}: the mask of row {empty[0]} is empty ({len(empty)} of {len(mask)} are); "
+            "remove these nodules, or mark some voxels"
+        )
+    return mask.astype(np.bool_)
+
+
+def _take_split(facts: Arrays, path: Path) -> tuple[str, ...] | None:
+    """What the volumes are for, taken out of the facts, where the file says it in words."""
+    if "split" not in facts or facts["split"].dtype.kind != "U":
+        return None
+    said = tuple(facts.pop("split").tolist())
+    if not set(said) <= {"train", "valid", "test"}:
+        other = next(word for word in said if word not in ("train", "valid", "test"))
+        raise UserError(
+            f"{path}: its split says {brief(repr(other))}; it must be train, valid or test"
+        )
+    return said
+
+
+def load_arrays(path: Path, how_to_save: str) -> Arrays:
+    """All arrays of a NumPy file by name, in its order; that of an .npy file, which stays on disk,
+    is called `volume`. `how_to_save` is what to type to write such a file."""
     try:
         with open_plain(path) as file:
             if path.suffix == ".npy":
@@ -70,12 +111,12 @@ def _load(path: Path) -> Arrays:
     except _PickledObjects:
         raise UserError(
             f"{path} holds pickled Python objects, which could run code; save plain arrays: "
-            "numpy.savez('cubes.npz', volume=array)"
+            f"{how_to_save}"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read as a NumPy file ({brief(error)}); make it again with "
-            "numpy.savez('cubes.npz', volume=array)"
+            f"{how_to_save}"
         ) from error
 
 
@@ -186,7 +227,7 @@ def _check_members(members: list[zipfile.ZipInfo], end: int) -> None:
     places = sorted((member.header_offset, member.compress_size) for member in members)
     for (start, size), (following, _) in pairwise([*places, (end, 0)]):
         if start + _LOCAL_HEADER + size > following:
-            raise ValueError("its members lie over each other")
+            raise ValueError("its members overlap")
 
 
 def _read_member(content: IO[bytes], num_bytes: int) -> NDArray[Any]:

@@ -1,7 +1,8 @@
-"""Cubes cut out of scans: LUNA16's, and NIfTI files.
+"""Cubes cut out of scans: LUNA16's, DICOM series, and NIfTI files.
 
-In: a folder with `annotations.csv` and .mhd/.raw scans anywhere below (LUNA16); or one with .nii
-and .nii.gz files at any depth, and perhaps a `facts.csv` that says more about each `file`. Out: a
+In: a folder with `annotations.csv` and scans anywhere below, .mhd/.raw (LUNA16) or DICOM series
+(LIDC-IDRI); or one with .nii and .nii.gz files at any depth, and perhaps a `facts.csv` that says
+more about each `file`; or one with DICOM series alone. Out: a
 `Job` that cuts cubes of bytes, as (z, y, x), 255 for the top of the window; or NIfTI files as the
 `Volumes` they hold, not resampled, not turned. Guaranteed: places are the scanner's (origin,
 spacing and direction are all used); each scan is read once; for a job, one that is missing or
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.data.formats.dicom import DICOM, find_series, read_series
 from samepath.data.formats.images import (
     NIFTI,
     Image,
@@ -48,9 +50,9 @@ _BLUR = 0.5  # standard deviation of the blur before sampling, in steps of the o
 _BLUR_REACH = 3.0  # standard deviations after which the blur is cut off
 _THIN = 100  # an image may be so many times thinner than a step; its blur is as much wider than it
 
-_HOUNSFIELD = (-1000.0, 400.0)
+HOUNSFIELD = (-1000.0, 400.0)
 """Air to soft tissue: the usual window for lung nodules."""
-LUNA_FILL = (32.0, _HOUNSFIELD)
+LUNA_FILL = (32.0, HOUNSFIELD)
 """Millimetres and window for LUNA16 where none are given."""
 
 
@@ -88,6 +90,10 @@ class Cut(NamedTuple):
 
     voxels: NDArray[np.uint8]
     side_mm: float
+    lowest: float
+    highest: float
+    """The highest of its values before the window."""
+    window: tuple[float, float]
 
 
 class Failure(NamedTuple):
@@ -127,7 +133,8 @@ def cut_cube(
     except ImageProblem as problem:
         return Failure(name, str(problem))
     unit = (np.clip(values, low, high).astype(np.float64) - low) / (high - low)
-    return Cut(np.rint(unit * 255).astype(np.uint8), mm)
+    voxels = np.rint(unit * 255).astype(np.uint8)
+    return Cut(voxels, mm, float(values.min()), float(values.max()), window)
 
 
 def sample_cube(
@@ -146,7 +153,7 @@ def sample_cube(
     middle = np.array(image.TransformPhysicalPointToContinuousIndex([float(c) for c in centre_mm]))
     if (middle < -0.5).any() or (middle > size - 0.5).any():
         where = ", ".join(f"{c:.1f}" for c in centre_mm)
-        raise ImageProblem(f"({where}) mm lies outside the scan")
+        raise ImageProblem(f"({where}) mm is outside the scan")
     step = mm / side
     if (size * spacing * _THIN < step).any():
         raise ImageProblem(f"is thinner than 1/{_THIN} of a cube's voxel ({step:g} mm)")
@@ -196,7 +203,7 @@ def window_for(volumes: NDArray[Any]) -> tuple[float, float]:
     low, high, _ = value_range(volumes)
     if low >= 0 and high <= 1:
         return 0.0, 1.0
-    return (0.0, 255.0) if volumes.dtype == np.uint8 else _HOUNSFIELD
+    return (0.0, 255.0) if volumes.dtype == np.uint8 else HOUNSFIELD
 
 
 # ---- LUNA16: one cube around each annotated nodule
@@ -219,13 +226,18 @@ def luna_job(folder: Path) -> Job:
         by_series.setdefault(nodule.series, {})[f"{nodule.series}#{row}"] = nodule
     nodules = {name: nodule for named in by_series.values() for name, nodule in named.items()}
     scans = {scan.stem: scan for scan in reversed(files_below(folder, ".mhd"))}
+    slices = files_below(folder, DICOM)
+    series_files = find_series(slices) if slices else {}
 
     def results(settings: CubeSettings) -> Results:
         for series, named in by_series.items():
             try:
-                if series not in scans:
-                    raise ImageProblem("no .mhd scan of this name below the folder")
-                image = read_image(scans[series])
+                if series in scans:
+                    image = read_image(scans[series])
+                elif series in series_files:
+                    image = read_series(series_files[series])
+                else:
+                    raise ImageProblem("no .mhd scan or DICOM series of this name in the folder")
             except ImageProblem as problem:
                 yield from [Failure(series, str(problem))] * len(named)
                 continue
@@ -253,6 +265,32 @@ def read_annotations(path: Path) -> list[Nodule]:
     if not nodules:
         raise UserError(f"{path} holds no nodules, only column names; give LUNA16's file")
     return nodules
+
+
+# ---- DICOM without annotations
+
+
+def dicom_job(folder: Path) -> Job:
+    """One cube of each series, around its centre, in Hounsfield units unless told otherwise."""
+    found = find_series(files_below(folder, DICOM))
+    if not found:
+        raise UserError(f"{folder} holds .dcm files, but no series of slices; give a CT's folder")
+    named = {
+        f"{files[0].parent.relative_to(folder).as_posix()} {uid}": files
+        for uid, files in sorted(found.items(), key=lambda item: item[1][0])
+    }
+
+    def results(settings: CubeSettings) -> Results:
+        for name, files in named.items():
+            try:
+                image = read_series(files)
+            except ImageProblem as problem:
+                yield Failure(name, str(problem))
+                continue
+            one = settings.filled(longest_side_mm(image), settings.window or HOUNSFIELD)
+            yield cut_cube(name, image, centre_of(image), one)
+
+    return Job(listing=Listing(names=tuple(named), group=tuple(named), facts={}), results=results)
 
 
 # ---- NIfTI
@@ -306,6 +344,10 @@ def nifti_job(folder: Path) -> Job:
 def _list_nifti(folder: Path) -> tuple[list[Path], Listing]:
     """The NIfTI files below a folder, and what its `facts.csv` (if any) says about them."""
     files = files_below(folder, *NIFTI)
+    if not files and files_below(folder, DICOM):
+        raise UserError(
+            f"{folder} holds DICOM slices; to learn from them type: {cubes_command(folder)}"
+        )
     if not files and files_below(folder, ".mhd"):
         raise UserError(
             f"{folder} holds .mhd scans but no annotations.csv; put LUNA16's beside them"

@@ -20,29 +20,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samepath.console import Patience, say
-from samepath.data.formats.images import as_image, centre_of, longest_side_mm
+from samepath.data.formats.dicom import DICOM
+from samepath.data.formats.images import NIFTI, as_image, centre_of, longest_side_mm
 from samepath.data.formats.listing import Volumes, check_shape, checked
 from samepath.data.formats.numpy_files import map_array, read_arrays
 from samepath.data.formats.scans import (
     ANNOTATIONS,
+    HOUNSFIELD,
     LUNA_FILL,
     CubeSettings,
+    Cut,
     Failure,
     Job,
     Results,
     cut_cube,
+    dicom_job,
     files_below,
     luna_job,
     nifti_job,
@@ -68,6 +73,15 @@ _ABOUT = "cubes.json"
 _VOXELS = "cubes.npy"
 WAIT_SECONDS = 3600.0
 """How long a process waits for another that makes the same cubes."""
+
+NOT_AIR = -100.0
+"""Hounsfield units of a cut through a lung begin far below."""
+OFFSET = 1024
+"""What scanners add to have no negative values."""
+MOST_CLIPPED = 0.4
+"""The share of voxels that may lie above the window."""
+MOST_SIDES = 2.0
+"""The largest cube in the smallest."""
 
 Progress = Callable[[int, int], None]
 
@@ -96,6 +110,8 @@ class Report:
     num_flat: int = 0
     """Cubes with one single value, as when all values lie outside the window."""
     failed: list[dict[str, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What looks wrong about values and sizes, and what to type."""
 
 
 def make_cubes(
@@ -118,11 +134,13 @@ def make_cubes(
         job = _arrays_job(source)
     elif (source / ANNOTATIONS).exists():
         job, settings = luna_job(source), settings.filled(*LUNA_FILL)
+    elif not files_below(source, *NIFTI) and files_below(source, DICOM):
+        job = dicom_job(source)
     else:
         job = nifti_job(source)
     report, was_first = _run(job, out, settings, {"source": str(source.resolve())}, progress)
     if not was_first:
-        raise UserError(f"--out {out} was filled by another process meanwhile; give a new folder")
+        raise UserError(f"--out {out}: another process wrote there first; give a new folder")
     return report
 
 
@@ -159,6 +177,7 @@ def _run(
     report = Report(num_asked=len(listing))
     rows: list[int] = []
     sides: list[float] = []
+    cuts: list[_CutFacts] = []
     try:
         with folder_aside(out, shared=True) as aside:
             with (aside / _VOXELS).open("wb+") as file:
@@ -170,6 +189,7 @@ def _run(
                         file.write(result.voxels.tobytes())
                         rows.append(row)
                         sides.append(result.side_mm)
+                        cuts.append(_facts_of(result))
                     elif result._asdict() not in report.failed[-1:]:  # one scan, several nodules
                         report.failed.append(result._asdict())
                     progress(row + 1, report.num_asked)
@@ -180,6 +200,10 @@ def _run(
                 more = f", and {len(others)} more like it" if others else ""
                 raise UserError(f"no cube could be made of {about['source']} ({first}{more})")
             report.num_cubes = len(rows)
+            report.warnings = [
+                *_doubtful_values(cuts),
+                *_doubtful_sizes(sides if job.knows_mm else [], listing.facts, rows, settings.side),
+            ]
             facts = {key: values[rows] for key, values in listing.facts.items()}
             if job.knows_mm and (settings.mm is not None or "side_mm" not in facts):
                 facts["side_mm"] = np.array(sides)
@@ -208,6 +232,67 @@ def _run(
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
     return report, True
+
+
+class _CutFacts(NamedTuple):
+    """What is kept of a cube to judge them all by."""
+
+    lowest: float
+    highest: float
+    window: tuple[float, float]
+    clipped: float
+    """The part of its voxels above the window."""
+
+
+def _facts_of(cut: Cut) -> _CutFacts:
+    return _CutFacts(cut.lowest, cut.highest, cut.window, float((cut.voxels == 255).mean()))
+
+
+def _doubtful_values(cuts: Sequence[_CutFacts]) -> Iterator[str]:
+    """Say where a window does not fit the values. (Outside an image a cube holds the window's low
+    end, so that one cube says little of the lowest value.)"""
+    low, high = (float(np.median([cut[n] for cut in cuts])) for n in (0, 1))
+    if all(cut.window == HOUNSFIELD for cut in cuts) and low >= NOT_AIR and high > 1.0:
+        begin, end = (round(value + OFFSET) for value in HOUNSFIELD)
+        yield (
+            f"values of a cube go from about {low:.0f} to {high:.0f}, and Hounsfield units would "
+            f"begin near -1000: if these are HU + {OFFSET}, add --window {begin},{end}; for other "
+            "images, --window LOW,HIGH"
+        )
+        return
+    clipped = float(np.mean([cut.clipped for cut in cuts]))
+    if clipped > MOST_CLIPPED and not all(cut.window == (0.0, 1.0) for cut in cuts):
+        yield (
+            f"{clipped:.0%} of the voxels are at the window's high end or above; values of a cube "
+            f"go from about {low:.4g} to {high:.4g}: does --window fit them?"
+        )
+
+
+def _doubtful_sizes(
+    sides: Sequence[float], facts: Mapping[str, NDArray[Any]], rows: Sequence[int], num_voxels: int
+) -> Iterator[str]:
+    """Say where what is in the cubes does not fit them, or cubes are of very different sizes."""
+    if not sides:
+        return
+    if max(sides) > MOST_SIDES * min(sides):
+        yield (
+            f"cubes stand for {min(sides):.3g} to {max(sides):.3g} mm a side, so that nodules of "
+            "one size come out in many; add --mm MM for one scale"
+        )
+    if "diameter_mm" not in facts:
+        return
+    diameters = np.asarray(facts["diameter_mm"], np.float64)[list(rows)]
+    large, small = diameters > np.array(sides), diameters < 2.0 * np.array(sides) / num_voxels
+    if large.any():
+        yield (
+            f"nodules larger than their cube: {large.sum()} of {len(rows)} (up to "
+            f"{diameters.max():.3g} mm across); add --mm {math.ceil(1.5 * diameters.max())}"
+        )
+    if small.any():
+        yield (
+            f"nodules smaller than two voxels: {small.sum()} of {len(rows)} (from "
+            f"{diameters.min():.3g} mm across); add a smaller --mm or a larger --side"
+        )
 
 
 def _write_header(file: IO[bytes], count: int, side: int) -> None:
@@ -278,7 +363,7 @@ def _cached_cubes(folder: Path) -> Volumes:
     settings = CubeSettings().filled(*LUNA_FILL)
     scans = {
         file.relative_to(folder).as_posix(): file.stat().st_size
-        for file in files_below(folder, ".mhd", ".raw", ".zraw")
+        for file in files_below(folder, ".mhd", ".raw", ".zraw", DICOM)
     }
     try:
         annotations = content_hash(folder / ANNOTATIONS)

@@ -22,7 +22,7 @@ from samepath.engine.checks.replicas import LeftAlone
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Plan
-from samepath.recipe import Recipe
+from samepath.recipe import Recipe, WholeBatchLoss, sampled
 
 _SYNCHRONISES_ITSELF = (
     "SyncBatchNorm",
@@ -89,7 +89,11 @@ def refuse_unsupported(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
 
 
 def modules_outside(loss: Callable[..., Any], model: nn.Module) -> nn.ModuleList:
-    """Modules that a loss has beside the model: itself, or its object's, closure's or partial's."""
+    """Modules that a loss has beside the model: itself, its object's, closure's or partial's, or
+    global variables that it names."""
+    if isinstance(loss, WholeBatchLoss):
+        parts = (modules_outside(part, model) for part in (loss.encode, loss.batch_loss))
+        return nn.ModuleList([module for found in parts for module in found])
     plain = loss.func if isinstance(loss, partial) else loss
     held = [loss, plain, getattr(plain, "__self__", None)]
     if isinstance(loss, partial):
@@ -97,6 +101,8 @@ def modules_outside(loss: Callable[..., Any], model: nn.Module) -> nn.ModuleList
     for cell in getattr(plain, "__closure__", None) or ():
         with suppress(ValueError):  # one that has no content yet
             held.append(cell.cell_contents)
+    names = getattr(getattr(plain, "__code__", None), "co_names", ())
+    held += [getattr(plain, "__globals__", {}).get(name) for name in names]
     inside = {id(module) for module in model.modules()}
     found = {id(h): h for h in held if isinstance(h, nn.Module) and id(h) not in inside}
     alone = [h for h in found.values() if not any(id(m) in inside for m in h.modules())]
@@ -134,6 +140,17 @@ def refuse_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
                     "called for every grain and not once a step; use clip_norm, or "
                     "optimizer.register_step_pre_hook, where .grad is the whole batch's"
                 )
+
+
+def refuse_own_backward(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise if a forward pass has left a gradient, which none but samepath's own backward pass
+    may."""
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            raise UserError(
+                f"loss() or forward() ran a backward pass of its own into {name!r}; take "
+                "gradients there with torch.autograd.grad, which leaves .grad alone"
+            )
 
 
 def refuse_sparse(name: str) -> UserError:
@@ -175,6 +192,7 @@ def _fails(recipe: Recipe, model: nn.Module, plan: Plan, step: int) -> bool:
     # a data set that will be read by loader processes must not open its files here
     loaders = Loaders(1 if recipe.loader_workers else 0)
     source = as_source(recipe.train, seed=plan.seed, loaders=loaders, collate=recipe.collate)
+    source = sampled(source, recipe.sampler, seed=plan.seed)
     autocast = recipe.autocast
     try:
         (data,) = source.load([GrainRequest(batch.epoch, examples)])

@@ -143,6 +143,18 @@ def _copy(model: nn.Module) -> nn.Module | None:
         return None
 
 
+def refuse_other_values(collective: Collective, values: Mapping[str, Any], when: str) -> None:
+    """Raise for the first value, by its name, that is not the same on every worker (all workers
+    together)."""
+    for name, value in values.items():
+        other = _first_other(collective, value)
+        if other is not None:
+            raise ReplicasDiffer(
+                f"{name} of worker {other} differs from worker 0's {when}; change it on every "
+                "worker alike, not only where run.is_first"
+            )
+
+
 def _first_other(collective: Collective, value: Any) -> int | None:
     """The first worker whose value is not worker 0's."""
     found = collective.gather_bytes(fingerprint(value).encode())
@@ -334,7 +346,7 @@ def _first_drift(names: Sequence[str], rows: Checksums) -> tuple[str, int] | Non
     differs = rows != rows[0]
     for place in np.flatnonzero(differs.any(axis=0)).tolist():
         worker = int(np.flatnonzero(differs[:, place])[0])
-        return f"{names[place]!r} of worker {worker} is not that of worker 0", worker
+        return f"{names[place]!r} of worker {worker} differs from worker 0's", worker
     return None
 
 

@@ -28,7 +28,8 @@ class Bucket(ABC):
     """Room for one worker's partial sums of a fixed stretch of values, and for their total."""
 
     rows: Tensor
-    """(sums, length): this worker's partial sums, to be filled before `launch`."""
+    """(sums, length): this worker's partial sums. All but the last are to be filled before
+    `launch_early`, the last before `launch`."""
     watch: Callable[[str], None] | None = None
     """Told "adding" and "added" around this worker's part of the additions, and when the total is
     there: "complete" before it is copied out, or "arrived", by another thread, from the network."""
@@ -40,6 +41,11 @@ class Bucket(ABC):
     @abstractmethod
     def begin(self, reduction: Reduction) -> None:
         """Get ready for a batch with this reduction (the same one on every worker)."""
+
+    def launch_early(self) -> None:
+        """Send the sums that this worker's last grain does not change, where they must travel:
+        called before that grain, in the same order of buckets on every worker."""
+        return
 
     @abstractmethod
     def launch(self) -> None:

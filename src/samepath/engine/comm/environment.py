@@ -56,6 +56,13 @@ def read_place(variables: Mapping[str, str]) -> Place:
     return Place()
 
 
+def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
+    """Leave out the variables by which `read_place` knows a launcher: for a run that is started by
+    one of a launcher's processes and is no part of what was launched."""
+    known = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID")
+    return {name: value for name, value in variables.items() if name not in known}
+
+
 def _torchrun(variables: Mapping[str, str]) -> Place:
     num_workers = int(variables["WORLD_SIZE"])
     missing = [v for v in ("MASTER_ADDR", "MASTER_PORT") if v not in variables]

@@ -26,7 +26,7 @@ from samepath.plan import Division
 ALIGNMENT_BYTES = 64
 HEADER_BYTES = ALIGNMENT_BYTES
 _IRREGULAR, _FURTHER = 1, 2
-"""Of a message's first byte: its rows are not in it; its weights have further gradients."""
+"""Bits of a message's first byte: its rows are not in it; its weights have further gradients."""
 
 
 class FactorKey(NamedTuple):

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -138,11 +139,13 @@ class Network(Collective):
         # Chunks come back through a group of their own: they start whenever a worker is ready, so
         # their order against outgoing buckets differs between workers, their own order does not.
         self.scatter_group: dist.ProcessGroup | None = dist.group.WORLD
-        with _may_be_lost():
-            timeout = timedelta(seconds=timeout_seconds)
-            self.gather_group: dist.ProcessGroup | None = dist.new_group(timeout=timeout)
+        self.gather_group = self.new_group()
         self.row_group: dist.ProcessGroup | None = None
-        """Of messages between all workers, whose order against buckets differs between workers."""
+        """The group of messages between all workers, whose order against buckets differs between
+        workers."""
+        self.early_group: dist.ProcessGroup | None = None
+        """The group of sums that leave before a worker's last grain, at a time of each worker's
+        own."""
         self.travelling: deque[NetworkBucket] = deque()
         """Buckets whose sums are on their way to the workers that add them."""
 
@@ -185,9 +188,16 @@ class Network(Collective):
 
     def row_exchange(self) -> RowExchange:
         if self.row_group is None:
-            with _may_be_lost():
-                self.row_group = dist.new_group(timeout=timedelta(seconds=self.timeout_seconds))
+            self.row_group = self.new_group()
         return NetworkRows(self)
+
+    def new_group(self) -> dist.ProcessGroup | None:
+        """Make one more group of all workers (all of them together)."""
+        with _may_be_lost():
+            made: dist.ProcessGroup | None = dist.new_group(
+                timeout=timedelta(seconds=self.timeout_seconds)
+            )
+        return made
 
     def return_chunks(self, until: NetworkBucket | None = None) -> None:
         """Return added chunks, strictly in the order the buckets were sent: as many as have
@@ -202,8 +212,19 @@ class Network(Collective):
         if self._owns_group and dist.is_initialized():
             # A group ends its threads when the last who holds it lets go. Left for the end of the
             # interpreter, a thread that still has a tensor to free there aborts the process.
-            self.scatter_group = self.gather_group = self.row_group = None
+            self.scatter_group = self.gather_group = None
+            self.row_group = self.early_group = None
             dist.destroy_process_group()
+
+
+class _Sent(NamedTuple):
+    """Sums on their way."""
+
+    work: dist.Work | None
+    incoming: Sequence[Tensor]
+    """Sums by the worker that they come from."""
+    outgoing: Tensor
+    """Kept alive while it travels."""
 
 
 class NetworkBucket(Bucket):
@@ -213,7 +234,8 @@ class NetworkBucket(Bucket):
     them in order. Two workers with one sum each: a plain all-reduce, because a + b has only one
     order. Otherwise every worker owns one chunk of the bucket: all sums of that chunk come to it,
     it adds them in order, and the totals go round (2(N-1)/N of the bucket sent per worker when
-    each has one sum: a ring's traffic).
+    each has one sum: a ring's traffic). Where some worker has several sums, all but its last leave
+    before its last grain.
     """
 
     def __init__(
@@ -226,10 +248,12 @@ class NetworkBucket(Bucket):
         padded = self._chunk * collective.num_workers
         self._rows = torch.zeros(1, padded, dtype=dtype, device=collective.device)
         self._work: dist.Work | None = None
+        self._early: _Sent | None = None
 
     def begin(self, reduction: Reduction) -> None:
         self._reduction = reduction
         mine = reduction.num_sums[self._collective.worker]
+        self._early = None
         if mine > len(self._rows):
             self._rows = self._rows.new_zeros(mine, self._rows.shape[1])
         self.rows = self._rows[:mine, : self._length]
@@ -240,7 +264,17 @@ class NetworkBucket(Bucket):
         self._plain = has_one_order and max(reduction.num_sums) <= 1 and not self._whole
         if self._plain and mine == 0:
             self._rows[0].fill_(-0.0)  # x + -0.0 is x for every x, +0.0 and -0.0 included
+        self._leaves_early = (
+            on_cpu and max(reduction.num_sums) > 1 and not (self._plain or self._whole)
+        )
+        if self._leaves_early and self._collective.early_group is None:
+            self._collective.early_group = self._collective.new_group()
         self._returned = False
+
+    def launch_early(self) -> None:
+        if self._leaves_early:
+            counts = [max(number - 1, 0) for number in self._reduction.num_sums]
+            self._early = self._send(0, counts, self._chunk, self._collective.early_group)
 
     def launch(self) -> None:
         group = self._collective.scatter_group
@@ -248,55 +282,76 @@ class NetworkBucket(Bucket):
             self._work = dist.all_reduce(self._rows[0], group=group, async_op=True)
             self._tell_arrival()
             return
-        workers = self._collective.num_workers
-        num_sums = self._reduction.num_sums
-        mine = num_sums[self._collective.worker]
-        if self._whole:
-            chunk = self._rows.shape[1]
-            outgoing = self._rows[:mine].reshape(-1).repeat(workers)
-        else:
-            chunk = self._chunk
-            # worker w gets chunk w of each of my sums; with one sum that is the row as it lies
-            outgoing = self._rows[:mine].view(mine, workers, chunk).transpose(0, 1).reshape(-1)
-        self._outgoing = outgoing  # keeps it alive while it travels
-        self._sums = outgoing.new_empty(sum(num_sums), chunk)
-        self._work = dist.all_to_all_single(
-            self._sums.view(-1),
-            outgoing,
-            output_split_sizes=[n * chunk for n in num_sums],
-            input_split_sizes=[mine * chunk] * workers,
-            group=group,
-            async_op=True,
-        )
+        counts = list(self._reduction.num_sums)
+        first = 0
+        if self._early is not None:
+            first = max(counts[self._collective.worker] - 1, 0)
+            counts = [min(number, 1) for number in counts]
+        chunk = self._rows.shape[1] if self._whole else self._chunk
+        self._sent = self._send(first, counts, chunk, group)
+        self._work = self._sent.work
         if self._whole:
             self._tell_arrival()
         else:
             self._collective.travelling.append(self)
+
+    def _send(
+        self, first: int, counts: Sequence[int], chunk: int, group: dist.ProcessGroup | None
+    ) -> _Sent:
+        """Start sending some of this worker's sums: to each worker its chunk of them, or all of
+        them where a chunk is the whole bucket. `counts`: how many come from each worker."""
+        workers, mine = self._collective.num_workers, counts[self._collective.worker]
+        rows = self._rows[first : first + mine]
+        if self._whole:
+            outgoing = rows.reshape(-1).repeat(workers)
+        else:
+            # worker w gets chunk w of each of my sums; with one sum that is the row as it lies
+            outgoing = rows.view(mine, workers, chunk).transpose(0, 1).reshape(-1)
+        incoming = outgoing.new_empty(sum(counts), chunk)
+        work = dist.all_to_all_single(
+            incoming.view(-1),
+            outgoing,
+            output_split_sizes=[number * chunk for number in counts],
+            input_split_sizes=[mine * chunk] * workers,
+            group=group,
+            async_op=True,
+        )
+        return _Sent(work, incoming.split(counts), outgoing)
 
     def progress(self) -> None:
         self._collective.return_chunks()
 
     def has_arrived(self) -> bool:
         # On a GPU is_completed() would ask the stream; there finish() queues the rest instead
-        assert self._work is not None
-        return self._collective.device.type == "cpu" and self._work.is_completed()
+        works = [sent.work for sent in (self._early, self._sent) if sent is not None]
+        return self._collective.device.type == "cpu" and all(
+            work is not None and work.is_completed() for work in works
+        )
 
     def return_chunk(self) -> None:
         """Add the sums of this worker's chunk in the tree's order; send the total to all."""
-        self._add()
         group = self._collective.gather_group
-        self._work, _ = self._collective.to_all(self._sums[0], group, into=self._rows[0])
+        self._work, _ = self._collective.to_all(self._add(), group, into=self._rows[0])
         self._returned = True
         self._tell_arrival()
 
-    def _add(self) -> None:
+    def _add(self) -> Tensor:
         """Add the sums that have come, in the tree's order."""
         fault_point("reduction")
-        _wait(self._work)
+        parts = []
+        for sent in (self._early, self._sent):
+            if sent is not None:
+                _wait(sent.work)
+                parts.append(sent.incoming)
         self.tell("adding")
+        # by worker, and of each worker the early ones first: the order of the grains
+        sums: list[Tensor] = [
+            row for of_worker in zip(*parts, strict=True) for part in of_worker for row in part
+        ]
         for into, other in self._reduction.additions:
-            self._sums[into].add_(self._sums[other])
+            sums[into].add_(sums[other])
         self.tell("added")
+        return sums[0]
 
     def _tell_arrival(self) -> None:
         if self.watch is not None:
@@ -309,8 +364,7 @@ class NetworkBucket(Bucket):
 
     def finish(self) -> Tensor:
         if self._whole:
-            self._add()
-            self._rows[0].copy_(self._sums[0])
+            self._rows[0].copy_(self._add())
         else:
             _wait(self._work)
         return self._rows[0, : self._length]
@@ -357,16 +411,17 @@ class Mailbox:
 
 
 class Peers:
-    """The workers of a run in a gloo group of their own, so that its order of calls disturbs no
-    other talk; made by all workers in the same order. Sums are added in gloo's order: they are not
-    ours to the bit."""
+    """The workers of a run in a group of their own (of gloo, or on GPUs of NCCL), so that its order
+    of calls disturbs no other talk; made by all workers in the same order. Sums are added in its
+    order: they are not ours to the bit."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
         self.worker = dist.get_rank()
         self.num_workers = dist.get_world_size()
         timeout = timedelta(seconds=timeout_seconds)
-        self._group: dist.ProcessGroup | None = dist.new_group(timeout=timeout, backend="gloo")
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        self._group: dist.ProcessGroup | None = dist.new_group(timeout=timeout, backend=backend)
 
     def add(self, tensor: Tensor) -> None:
         """Sum all workers' tensors into each worker's."""

@@ -20,6 +20,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -100,6 +101,7 @@ class SharedMemory(Collective):
         records = memory[turns_bytes:][: 2 * self.num_workers * RECORD_BYTES]
         self._records = records.reshape(2, self.num_workers, RECORD_BYTES)
         self._record_turn = 0
+        self._end_last: Callable[[], list[Record]] | None = None
 
     def share(self, num_bytes: int) -> NDArray[np.uint8]:
         """Zeroed memory of that size, mapped by every worker. Raises OSError on all or none."""
@@ -155,16 +157,21 @@ class SharedMemory(Collective):
         if len(record) > RECORD_BYTES:
             return self._network.gather_begin(record)
         # Two places in turn: no worker writes turn t + 2 before all have announced t + 1, and none
-        # announces t + 1 before it has read t.
+        # announces t + 1 before it has read t. So a gather that was given up (its step has raised)
+        # or is to be ended later is ended here.
+        if self._end_last is not None:
+            self._end_last()
         self._record_turn += 1
         turn, place = self._record_turn, self._records[self._record_turn % 2]
         place[self.worker, : len(record)] = record
         announce(self._record_turns, self.worker, turn)
 
+        @cache
         def end() -> list[Record]:
             self.await_turn(self._record_turns, turn)
             return list(place[:, : len(record)].copy())
 
+        self._end_last = end
         return end
 
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
@@ -183,16 +190,24 @@ class SharedMemory(Collective):
         self._network.close()
 
 
-def _map(path: str, num_bytes: int, token: bytes) -> Tensor:
-    """Worker 0's memory, if it is what is there; nothing else is touched. OSError otherwise."""
+def open_memory(path: str, num_bytes: int, token: bytes) -> int:
+    """Open another worker's memory, if it is what is there; nothing else is touched. OSError
+    otherwise."""
     facts = os.stat(path)  # before it is opened: that of a device or a pipe may do something
     if not stat.S_ISREG(facts.st_mode) or facts.st_size != num_bytes:
-        raise OSError(f"{path} is not the memory of worker 0")
+        raise OSError(f"{path} is not the memory of the worker that shares it")
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    found = os.pread(descriptor, TOKEN_BYTES, num_bytes - TOKEN_BYTES)
+    if not secrets.compare_digest(found, token):
+        os.close(descriptor)
+        raise OSError(f"{path} is not the memory of the worker that shares it")
+    return descriptor
+
+
+def _map(path: str, num_bytes: int, token: bytes) -> Tensor:
+    """Map worker 0's memory."""
+    descriptor = open_memory(path, num_bytes, token)
     try:
-        found = os.pread(descriptor, TOKEN_BYTES, num_bytes - TOKEN_BYTES)
-        if not secrets.compare_digest(found, token):
-            raise OSError(f"{path} is not the memory of worker 0")
         # not mmap, which keeps a descriptor for every mapping; a large model has many
         here = f"/proc/self/fd/{descriptor}"
         return torch.from_file(here, True, num_bytes, dtype=torch.uint8)

@@ -76,6 +76,12 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
+def bytes_in_memory(tensor: Tensor) -> bytes:
+    """The bytes of a tensor that fills its memory, in the order in which they lie."""
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,)).cpu()
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
 def to_device(data: Any, device: torch.device) -> Any:
     """Move the tensors in tuples, lists and dicts that are on another device."""
     if isinstance(data, Tensor):

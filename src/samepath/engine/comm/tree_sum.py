@@ -6,7 +6,8 @@ computed which grain. A tensor that no grain had is None; one that only some gra
 -0.0 in the others (x + -0.0 is x for every x), as if those additions had not been made.
 
 A worker keeps finished subtrees on a stack, as in pairwise summation. Where sums must travel,
-tensors lie side by side in buckets, and a bucket that is full leaves at once.
+tensors lie side by side in buckets. Sums that the worker's last grain does not change leave before
+it; the last sum of a bucket leaves as soon as that grain's backward pass has filled it.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ class TreeSum:
         if memory != self._memory:  # some bucket has more room; views would keep the old alive
             self._views.clear()
             self._memory = memory
+        if len(self._merges) < 2:
+            self._launch_early()
 
     def _give_away(self) -> None:
         """Give a total that the user's code has kept (`previous = p.grad`) memory of its own: the
@@ -145,13 +148,16 @@ class TreeSum:
             sums = add(self._stack.pop(), sums)
         self._stack.append(sums)
         self._grain += 1
+        if self.on_last_grain:
+            self._launch_early()
 
-    def write_early_sums(self) -> None:
-        """Write the sums that the last grain will not complete to their rows (call it before
-        that)."""
-        for row in range(self._num_sums - 1):
+    def _launch_early(self) -> None:
+        """Write the sums that the last grain, which comes next, leaves alone, and send them."""
+        for row in range(self._num_sums - 1 if self.buckets else 0):
             for index, tensor in enumerate(self._stack[row]):
                 self._write(row, index, [] if tensor is None else [tensor])
+        for bucket in self.buckets:
+            bucket.launch_early()
 
     def write_last(self, index: int, tensor: Tensor | None) -> None:
         """Fold in a value of the last grain, and start its bucket if that is full."""
@@ -219,7 +225,6 @@ class TreeSum:
     def write_added(self) -> None:
         """Write everything to its rows (call it after `add` of the last grain)."""
         if self._last is not None:
-            self.write_early_sums()
             for index, tensor in enumerate(self._last):
                 self.write_last(index, tensor)
 

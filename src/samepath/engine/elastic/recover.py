@@ -1,4 +1,4 @@
-"""Where an elastic run goes on: the newest complete step that any of its machines has.
+"""Finds where an elastic run goes on: at the newest complete step that any of its machines has.
 
 In: a training that is new, the memory of every worker's machine, the folder of worker 0. Out: the
 training in the state after that step. Guaranteed: all workers have the same step, bit for bit.
@@ -22,7 +22,7 @@ from samepath.engine.state.state import digest, like, load_state, state_of
 from samepath.engine.step.step import Stepper
 
 _STEPS_LINES = 3
-"""At most so many lines of metrics belong to one step, which may be computed again."""
+"""The most lines of metrics that belong to one step, which may be computed again."""
 
 
 def recover(

@@ -13,14 +13,16 @@ address, and does not outlive its leader.
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from samepath.console import POLL_SECONDS, Patience
+from samepath.console import POLL_SECONDS, Patience, count
 from samepath.engine.comm.environment import LOOPBACK
 from samepath.engine.comm.network import open_store
 from samepath.engine.elastic.machine import WorkerRange
@@ -54,6 +56,8 @@ class RendezvousRound:
     """Workers of this machine."""
     num_workers: int
     """Workers of all machines."""
+    machines: tuple[tuple[str, int], ...]
+    """Launchers that take part, by host and process, and their workers."""
 
 
 class Rendezvous:
@@ -96,6 +100,7 @@ class Rendezvous:
         self.round: RendezvousRound | None = None
         self._seen: dict[int, tuple[int, float]] = {}
         self._member = self._store.add("members", 1) - 1
+        self._store.set(f"name/{self._member}", f"{socket.gethostname()} (process {os.getpid()})")
         self._lost = ""
         """Why the leader does not answer."""
         self._ended = threading.Event()
@@ -133,7 +138,7 @@ class Rendezvous:
                 return round_
             called += 1  # that round was announced just before this machine came, or is full
             while self._store.get(f"call/{called}") is None:
-                self._pause(patience, self._when_full)
+                self._pause(patience, self._why_not_yet(called))
 
     def is_next_called(self) -> bool:
         """Whether a machine has called for the next round."""
@@ -232,10 +237,14 @@ class Rendezvous:
             announced = self._store.get(f"round/{called}")
             if announced is not None:
                 return {int(member): int(workers) for member, workers in announced}
-            self._pause(patience, self._when_full if self.round is None else "the next round")
+            waits = "the next round" if self.round is not None else self._why_not_yet(called)
+            self._pause(patience, waits)
 
-    @property
-    def _when_full(self) -> str:
+    def _why_not_yet(self, called: int) -> str:
+        """Say what a machine that is in no round waits for."""
+        parts = self._store.get(f"round/{called - 1}") or []
+        if sum(int(workers) for _, workers in parts) < self.worker_range.most:
+            return "the run to take this machine in"
         return f"a free place: the run is full ({self.worker_range.most} workers)"
 
     def _place_in(self, called: int, parts: dict[int, int]) -> RendezvousRound | None:
@@ -250,6 +259,10 @@ class Rendezvous:
             first=sum(parts[member] for member in members[:rank]),
             here=parts[self._member],
             num_workers=sum(parts.values()),
+            machines=tuple(
+                (self._store.get(f"name/{member}") or f"machine {member}", workers)
+                for member, workers in parts.items()
+            ),
         )
 
     def _pause(self, patience: Patience, missing: str) -> None:
@@ -272,6 +285,28 @@ class Rendezvous:
                 return
             if self._announcement():
                 self._announcement = lambda: True
+
+
+def change_words(before: RendezvousRound | None, now: RendezvousRound) -> str:
+    """Say which machines have joined or left since the round before, and who is there; empty where
+    none has, or one begins alone."""
+    was, here = dict(before.machines if before else ()), dict(now.machines)
+    mine = now.machines[now.rank][0]
+    joined = [name for name in here if name not in was]
+    if before is None:  # in the first round of a launcher that leads, the others are no news
+        joined = [] if now.rank == 0 else [mine]
+    left = [name for name in was if name not in here]
+    if not joined and not left and (before is not None or len(here) == 1):
+        return ""
+    news = [f"{_called(name, mine)} joined with {count(here[name], 'worker')}" for name in joined]
+    news += [f"{name} left" for name in left]
+    there = ", ".join(f"{_called(name, mine)} {workers}" for name, workers in here.items())
+    on = f"{count(now.num_workers, 'worker')} on {count(len(here), 'machine')}"
+    return f"{', '.join(news)}{'; ' if news else ''}the run has {on} ({there})"
+
+
+def _called(name: str, mine: str) -> str:
+    return "this machine" if name == mine else name
 
 
 def allot_workers(offers: dict[int, int], most: int) -> dict[int, int]:

@@ -37,11 +37,11 @@ from samepath.engine.elastic.rendezvous import (
     Rendezvous,
     RendezvousClosed,
     RendezvousRound,
+    change_words,
 )
 from samepath.engine.elastic.signed_store import LeaderLost
 from samepath.engine.launch import leftovers
 from samepath.engine.launch.launch import (
-    CAUSE_SECONDS,
     POLL_SECONDS,
     SHUTDOWN_SECONDS,
     interruptible,
@@ -49,7 +49,7 @@ from samepath.engine.launch.launch import (
     start_workers,
     worker_variables,
 )
-from samepath.engine.launch.reports import WorkerReport, read_reports
+from samepath.engine.launch.reports import CAUSE_SECONDS, WorkerReport, read_reports
 from samepath.engine.state.run_folder import ENDED, RunFolder
 from samepath.errors import SamepathError, UserError, WorkerFailed
 from samepath.owners import owned_folder
@@ -228,7 +228,10 @@ class Agent:
         """Run round after round until the workers have finished; else why they cannot."""
         try:
             while True:
-                self._start(self.rendezvous.next_round(), function, arguments)
+                before, round_ = self.rendezvous.round, self.rendezvous.next_round()
+                if words := change_words(before, round_):
+                    self._tell(words)
+                self._start(round_, function, arguments)
                 outcome = self._watch()
                 self._kill()
                 if outcome is Outcome.FINISHED:

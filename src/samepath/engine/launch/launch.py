@@ -2,11 +2,12 @@
 
 In: a function (or a script) and a worker count, or the variables of each worker. Out: it has run on
 a fixed number of workers, or an error that carries the first failing worker's own words
-(`launch`, `launch_script`); or running processes, which torch's elastic multiprocessing started
-(`start_workers`). Guaranteed: when one of a fixed number fails the others are ended within seconds;
-what a worker raises is left where the launcher finds it; signals reach the launcher alone, which
-passes them on, and workers then have `SHUTDOWN_SECONDS` to save; a worker ends with its launcher; a
-long TMPDIR or a full /dev/shm is no riddle.
+(`launch`, `launch_script`, and `call_workers`, which hands on what the function returned); or
+running processes, which torch's elastic multiprocessing started (`start_workers`). Guaranteed: when
+one of a fixed number fails the others are ended within seconds; what a worker raises is left where
+the launcher finds it; signals reach the launcher alone, which passes them on, and workers then have
+`SHUTDOWN_SECONDS` to save; a worker ends with its launcher; a long TMPDIR or a full /dev/shm is no
+riddle.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import errno
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.util
 import os
+import pickle
 import secrets
 import signal
 import sys
@@ -24,7 +27,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -38,10 +41,17 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samepath.console import drop_closed_outputs, not_ignored, say
-from samepath.engine.comm.environment import LOOPBACK
+from samepath.engine.comm.environment import LOOPBACK, read_place
 from samepath.engine.comm.network import open_store
 from samepath.engine.launch.leftovers import mark_socket_folder, marked_semaphores
-from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
+from samepath.engine.launch.reports import (
+    CAUSE_SECONDS,
+    REPORTS,
+    Interrupted,
+    WorkerReport,
+    has_started,
+    read_reports,
+)
 from samepath.errors import SamepathError, WorkerFailed
 from samepath.owners import die_with_launcher, owned_folder
 from samepath.threads import threads_of_children
@@ -50,9 +60,6 @@ SHUTDOWN_SECONDS = 30
 """How long workers that were told to stop have to save."""
 POLL_SECONDS = 0.1
 """How often a launcher looks at its workers."""
-CAUSE_SECONDS = 2.0
-"""A worker that raises closes its connections, and so is lost by the others, before it has said
-why: so long its report is waited for."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What a launcher is stopped by."""
 LONGEST_TMPDIR = 60
@@ -65,6 +72,21 @@ _TALKATIVE = ("torch.distributed", "torch.multiprocessing.spawn")
 def launch(function: Callable[..., Any], arguments: Sequence[Any], num_workers: int) -> None:
     """Run a module-level function on so many workers of this machine."""
     _launch(function, arguments, num_workers)
+
+
+def call_workers(
+    function: Callable[..., Any], arguments: Sequence[Any], num_workers: int
+) -> list[Any]:
+    """Run a module-level function on so many workers of this machine; what it returned on each."""
+    with owned_folder("results-") as folder:
+        launch(_leave_result, (Path(folder), function, arguments), num_workers)
+        files = [Path(folder) / str(worker) for worker in range(num_workers)]
+        return [pickle.loads(file.read_bytes()) for file in files]
+
+
+def _leave_result(folder: Path, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    found = function(*arguments)
+    (folder / str(read_place(os.environ).worker)).write_bytes(pickle.dumps(found))
 
 
 def launch_script(command: Sequence[str], num_workers: int) -> None:
@@ -81,6 +103,8 @@ def _launch(
         variables = worker_variables(
             range(num_workers), num_workers, LOOPBACK, port, secrets.token_hex(16)
         )
+        if is_script:
+            variables = [mine | {REPORTS: folder} for mine in variables]
         workers = start_workers(entrypoint, arguments, variables, reports)
         try:
             result = workers.wait(period=POLL_SECONDS)
@@ -92,6 +116,11 @@ def _launch(
             raise
         if result is not None and result.is_failed():
             raise _first_failure(reports, result.failures)
+        if is_script and num_workers > 1 and not has_started(reports):
+            say(
+                f"{arguments[1]} never called samepath.start(): it ran {num_workers} times, each "
+                "alone; call it, or leave out `samepath run`"
+            )
 
 
 def _first_failure(reports: Path, failures: dict[int, ProcessFailure]) -> SamepathError:
@@ -180,6 +209,8 @@ def start_workers(
         arguments = (entrypoint, tuple(arguments), str(reports), elastic)
         entrypoint = _reporting
     multiprocessing.util.get_temp_dir()  # made where it was to be: the fork server's
+    if start_method == "forkserver":
+        _start_fork_server()
     answers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         # torch leaves a worker's pickled exception in the temporary folder: here, in one that
@@ -193,10 +224,43 @@ def start_workers(
                 logs_specs=DefaultLogsSpecs(log_dir=tempfile.mkdtemp(dir=reports)),
                 start_method=start_method,
             )
+    except (SignalException, KeyboardInterrupt):
+        if start_method == "forkserver":
+            _end_fork_server()
+        raise
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, answer in answers.items():  # torch has put its own in their place
                 signal.signal(number, answer)
+
+
+def _start_fork_server() -> None:
+    """Start the server deaf to Ctrl-C, which reaches all processes of a terminal: until it has
+    imported torch it would answer with a traceback. Blocked, not ignored: the launcher answers, in
+    the end, to one that comes meanwhile; the server unblocks it once it ignores it (`forked`)."""
+    if threading.current_thread() is not threading.main_thread():
+        multiprocessing.forkserver.ensure_running()
+        return
+    multiprocessing.resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_fork_server() -> None:
+    """End the server that may still be importing torch: it would then start a worker that was
+    asked for before the launcher was stopped, and which finds nothing any more. (Python has no
+    public name for it.)"""
+    server: int | None = getattr(
+        multiprocessing.forkserver._forkserver,
+        "_forkserver_pid",
+        None,
+    )
+    if server is not None:
+        with suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from samepath.errors import UserError
 from samepath.files import is_locked, read_whole
 
 OWNER = "samepath-owner"
-"""In a folder that Python names: the process it belongs to."""
+"""The file in a folder that Python names that says the process it belongs to."""
 _FOLDER = re.compile(rf"samepath-({owners.MARK})-")
 _SEMAPHORE = re.compile(rf"sem\.samepath-({owners.MARK})-")
 

@@ -1,17 +1,20 @@
 """How a worker ended, in its own words or in those of the launcher that found it dead.
 
 In: an exception, an exit code, silence. Out: a WorkerReport, which a worker leaves to its launcher
-in a file.
+in a file; a script of the user's own does so from when it calls `samepath.start`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 
 from samepath.errors import (
     CheckpointDamaged,
@@ -22,6 +25,13 @@ from samepath.errors import (
     WorkerFailed,
     WorkerLost,
 )
+
+CAUSE_SECONDS = 2.0
+"""A worker that raises closes its connections, and so is lost by the others, before it has said
+why: so long its report is waited for."""
+REPORTS = "SAMEPATH_REPORTS"
+"""Names, to a script, the folder in which its launcher looks for reports."""
+_STARTED = "started"
 
 
 class Interrupted(SamepathError):
@@ -47,9 +57,9 @@ class WorkerReport:
     worker: int
     message: str
     time: float
-    """On the machine's monotonic clock."""
+    """The time of the report on the machine's monotonic clock."""
     traceback: str = ""
-    """Of the exception by which it ended, if it raised one."""
+    """The traceback of the exception by which it ended, if it raised one."""
     user: bool = False
     """The cause is something the user can change."""
     ours: bool = False
@@ -75,7 +85,7 @@ class WorkerReport:
             worker=worker,
             message=str(error),
             time=time.monotonic(),
-            traceback=traceback.format_exc(),
+            traceback="".join(traceback.format_exception(error)),
             user=isinstance(error, UserError),
             ours=isinstance(error, SamepathError),
             not_saved=isinstance(error, NotSaved),
@@ -120,6 +130,33 @@ class WorkerReport:
         if self.raised and not self.ours:
             return WorkerFailed(f"worker {self.worker} failed:\n{self.traceback.rstrip()}")
         return WorkerFailed(self.message)
+
+
+def report_script(worker: int) -> None:
+    """Tell the launcher of a script that it has called `samepath.start`, and from now on what of
+    ours ends it: the launcher says that once, for all workers."""
+    folder = os.environ.get(REPORTS)
+    if folder is None:
+        return
+    Path(folder, _STARTED).touch()
+    before = sys.excepthook
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, SamepathError):
+            before(kind, error, trace)
+            return
+        WorkerReport.of_error(worker, error).write(Path(folder))
+        if isinstance(error, WorkerLost):
+            time.sleep(CAUSE_SECONDS)
+
+    sys.excepthook = report
+
+
+def has_started(folder: Path) -> bool:
+    """Whether a worker of a script has called `samepath.start`."""
+    return (folder / _STARTED).exists()
 
 
 def _name(number: int) -> str:

@@ -20,12 +20,13 @@ from samepath.data import Source, seed_everything
 from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.recover import recover
 from samepath.engine.elastic.step_memory import StepMemory
+from samepath.engine.run.hooks import Hooks
+from samepath.engine.run.loggers import Loggers
 from samepath.engine.run.measure import measure
 from samepath.engine.run.optimizers import replaced, with_decay, with_rate
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
 from samepath.engine.run.strategy_schedule import StrategySchedule
-from samepath.engine.run.tensorboard import EventWriter
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.state.checkpoint import BEST, epochs_of, kept_weights
 from samepath.engine.state.progress import Progress, RunResult
@@ -70,6 +71,8 @@ def make_trainer(
         "loader_workers": options.loader_workers,
         "drop_last": options.drop_last,
         "factors": options.factors,
+        "compile": options.compile,
+        "i_know": options.i_know,
     }
     return session.prepare(
         model,
@@ -77,6 +80,7 @@ def make_trainer(
         recipe.loss,
         **settings,
         schedule=None if recipe.schedule is None else recipe.schedule(optimizer),
+        name="",
         exact=options.exact,
         metrics=recipe.evaluate,
         follow_speed=follow_speed,
@@ -99,7 +103,7 @@ class Run:
         stop_asked: Callable[[], int] = lambda: 0,
         after_step: Callable[[Trainer, Sequence[StepResult]], None] | None = None,
         checkpoint_steps: int | None = None,
-        events: bool = False,
+        log: Sequence[str] = (),
         memory: StepMemory | None = None,
         elastic: bool = False,
         others_go_on: bool = False,
@@ -117,10 +121,12 @@ class Run:
         self.checkpoint_steps = checkpoint_steps
         self.elastic = elastic
         self.others_go_on = others_go_on
-        """On other machines, should this one stop or be lost: one step in memory is enough."""
-        self._wants_events = events and self.writes is not None
-        self._events: EventWriter | None = None
+        """True if other machines go on should this one stop or be lost: one step in memory is
+        enough."""
+        self._log_to = log
+        self._loggers: Loggers | None = None
         self.strategy = StrategySchedule(options)
+        session.share(recipe.train, recipe.valid)
         self.trainer = make_trainer(
             recipe,
             options,
@@ -129,12 +135,18 @@ class Run:
             other_hardware=other_hardware,
         )
         self.trainer.warn = self.display.note
+        self.hooks = Hooks(recipe, self.trainer)
         self.memory = memory
-        if memory is not None:
+        hooks = (recipe.after_step, recipe.after_batch)
+        self._only_updates = hooks == (None, None) and self.trainer.scaling is None
+        """A step's gradient is all that leads to the next: no hook changes anything besides."""
+        if memory is not None and self._only_updates:
             self.trainer.around_update = partial(memory.around_update, self.trainer)
         self.progress = Progress()
         self._step_seconds: deque[float] = deque(maxlen=TIMED_STEPS)
         self._all_seconds = 0.0
+        self._batch_size: int | None = None
+        """The batch size of the steps taken last."""
         self._examples = 0
         self._saved_step = -1
 
@@ -179,33 +191,45 @@ class Run:
 
     def go(self) -> RunResult:
         """Train until something ends it."""
-        started = self._started = self._last_save = time.perf_counter()
+        try:
+            result = self._go()
+        except BaseException as error:
+            if self._loggers is not None:
+                stopped = isinstance(error, KeyboardInterrupt)
+                self._loggers.end("interrupted" if stopped else "failed")
+            raise
+        if self._loggers is not None:
+            self._loggers.end(result.status, result.digest)
+        return result
+
+    def _go(self) -> RunResult:
+        self._started = self._last_save = time.perf_counter()
         if self.writes is not None:
             if self.elastic:
                 self.writes.write_status("running")  # it may have stopped for a machine that left
             self.writes.open_metrics(self.trainer.step_number, eager=self.others_go_on)
-            if self._wants_events:
-                self._events = EventWriter(self.writes.path, warn=self.display.note)
+            if self._log_to:
+                self._loggers = Loggers(self.writes.path, self._log_to, self.display.note)
         if self.trainer.step_number == 0:
             self._keep_weights(0)
+        if self.options.compile:
+            self.display.note("the first steps compile the model; a minute, unless it is cached")
         status, message = "finished", ""
         try:
             status = self._steps()
+            message = self._why_early() if status == "early" else ""
         except Diverged as error:
             status, message = "diverged", str(error)
         finally:
             self.display.close()
             if self.writes is not None:
                 self.writes.close_metrics()
-            if self._events is not None:
-                self._events.close()
         self.trainer.compare_replicas("at the end of the run")
         others_go_on = status == "interrupted" and self.others_go_on and not self._all_stop()
         if others_go_on:
             self._keep(is_one_update=False)
         self._save(warn=self.display.note if others_go_on else None)
         self._final_evaluation(status)
-        seconds = time.perf_counter() - started
         timed = list(self._step_seconds)
         noise = self.progress.noise_scale
         result = RunResult(
@@ -215,17 +239,21 @@ class Run:
             train_loss=self.progress.train_loss,
             valid_loss=self.progress.metrics.get("loss"),
             metrics=self.progress.metrics,
+            train_metrics=self.progress.train_metrics,
             digest=self.trainer.digest(),
             num_workers=self.session.num_workers,
             step_seconds=statistics.median(timed[1:] or timed) if timed else None,
             examples_per_second=self._examples / self._all_seconds if timed else None,
-            seconds=seconds,
+            seconds=self._seconds(),
             message=message,
+            best_epoch=self.progress.best_epochs or None,
+            best=self.progress.best_loss,
             noise_scale=noise.value,
             noise_low=noise.interval[0],
             noise_high=noise.interval[1],
             staleness_mean=self.progress.staleness_mean if self.options.server else None,
             staleness_max=self.progress.staleness_max if self.options.server else None,
+            batch_size=self._batch_size,
             signal=(self.stop_asked() or None) if status == "interrupted" else None,
         )
         if self.writes is not None:
@@ -243,7 +271,9 @@ class Run:
             return "target"
         if self._at_epochs_end() and self.progress.has_not_moved(self.options.patience):
             return "stuck"
-        source = self.trainer.source(self.recipe.train)
+        if self.progress.is_stopped or (self._at_epochs_end() and self._out_of_patience()):
+            return "early"
+        source = self.trainer.training_source(self.recipe.train)
         while self.progress.epoch < self.options.epochs and self._steps_left() != 0:
             ended = self._stretch(source)
             if ended is not None:
@@ -254,7 +284,7 @@ class Run:
         """Epochs with one batch size; why the run ends in them, if it does."""
         trainer, progress, strategy = self.trainer, self.progress, self.strategy
         plan = strategy.plan(progress.epoch, progress.history)
-        per_epoch = plan.steps_per_epoch
+        per_epoch, self._batch_size = plan.steps_per_epoch, plan.batch_size
         first = progress.epoch * per_epoch + trainer.step_number - progress.epoch_began
         stop = strategy.epochs_alike(progress.epoch, progress.history) * per_epoch
         left = self._steps_left()
@@ -265,7 +295,7 @@ class Run:
         for share in shares:
             place = trainer.step_number - progress.epoch_began
             if place == 0:
-                progress.epoch_loss, progress.epoch_weight = 0.0, 0.0
+                progress.begin_epoch()
             choice = strategy.for_step(
                 progress.epoch,
                 place * plan.batch_size,
@@ -280,9 +310,10 @@ class Run:
             self._examples += len(share.batch.examples)
             for result in results:
                 self._note(result)
-            ended = None
+            progress.is_stopped |= self.hooks.after_step(results)
+            ended = "early" if progress.is_stopped else None
             if place + 1 == per_epoch:
-                ended = self._end_epoch(plan.batch_size)
+                ended = self._end_epoch(plan.batch_size) or ended
             if self.after_step is not None:
                 self.after_step(trainer, results)
             if ended is not None:
@@ -295,7 +326,7 @@ class Run:
                 return "interrupted"
             self._save_if_due()
             is_one_update = len(results) == 1 and not trainer.pending and place + 1 < per_epoch
-            self._keep(is_one_update=is_one_update)
+            self._keep(is_one_update=is_one_update and self._only_updates)
         return None
 
     def _keep(self, *, is_one_update: bool) -> None:
@@ -313,21 +344,31 @@ class Run:
             step=self.trainer.step_number,
             epoch=result.epoch,
             train_loss=result.loss,
+            **{f"train_{name}": value for name, value in result.metrics.items()},
             learning_rate=result.learning_rate,
             gradient_norm=result.gradient_norm,
             **self.progress.noise_scale.fields(),
             **({"staleness": result.staleness} if self.options.server else {}),
+            **self._scaling_fields(result),
         )
         done, last = self._epochs(), self.options.epochs
         rate = self._examples / max(time.perf_counter() - self._started, 1e-9)
         facts = f"epoch {done:.1f}/{last}  step {self.trainer.step_number}  "
-        facts += f"loss {result.loss:.5g}  {rate:.0f} examples/s"
+        facts += f"loss {result.loss:.5g}  "
+        facts += "".join(f"{name} {value:.5g}  " for name, value in result.metrics.items())
+        facts += f"{rate:.0f} examples/s"
         if self.options.server:
             facts += f"  staleness {self.progress.staleness_mean:.2f}"
         for name, value in self.progress.metrics.items():
             facts += f"  valid {name} {value:.5g}"
         what = f"{self.options.recipe} on {count(self.session.num_workers, 'worker')}"
         self.display.progress(what, done, last, facts)
+
+    def _scaling_fields(self, result: StepResult) -> dict[str, float]:
+        """Fields of a line with float16: the loss's scale, and how many updates were left out."""
+        if result.loss_scale is None:
+            return {}
+        return {"loss_scale": result.loss_scale, "skipped_updates": self.progress.skipped}
 
     def _steps_left(self) -> int | None:
         """Steps until the run ends for their number; None where it does not."""
@@ -346,34 +387,54 @@ class Run:
             trainer.settle()
         if self.recipe.valid is not None:
             self._evaluate()
+        else:
+            progress.metrics = {}
         trainer.end_epoch(progress.metrics.get("loss"))
+        progress.is_stopped |= self.hooks.after_epoch(progress.epoch, progress.metrics)
         self._log(
             step=trainer.step_number,
             epoch=progress.epoch,
             batch_size=batch_size,
             epoch_train_loss=progress.train_loss,
+            **{f"epoch_train_{name}": value for name, value in progress.train_metrics.items()},
             **{f"valid_{name}": value for name, value in progress.metrics.items()},
         )
         progress.epoch += 1
         progress.epoch_began = trainer.step_number
         self._keep_weights(progress.epoch)
-        if progress.is_best():
-            progress.best_loss = progress.metrics["loss"]
-            if self.recipe.keep_weights:
-                progress.best_epochs = progress.epoch
-                self._keep_weights(progress.epoch, best=True)
+        options = self.options
+        keeps_best = self.recipe.keep_weights or options.keep_best or options.stop_patience
+        if progress.note_best(options.monitor) and keeps_best:
+            progress.best_epochs = progress.epoch
+            self._keep_weights(progress.epoch, best=True)
+        self._note_recent()
         if self._target_reached():
             return "target"
-        return "stuck" if self._stuck() else None
+        if progress.is_stopped or self._out_of_patience():
+            return "early"
+        return "stuck" if progress.has_not_moved(options.patience) else None
 
-    def _stuck(self) -> bool:
-        """Note one more validation loss; whether it has not moved for as long as there is
-        patience."""
-        patience, loss = self.options.patience, self.progress.metrics.get("loss")
-        if patience is None or loss is None:
-            return False
-        self.progress.recent = [*self.progress.recent, loss][-patience - 1 :]
-        return self.progress.has_not_moved(patience)
+    def _out_of_patience(self) -> bool:
+        """Whether what is monitored has not been better for as many epochs as there is patience."""
+        patience = self.options.stop_patience
+        return patience is not None and self.progress.since_best >= patience
+
+    def _why_early(self) -> str:
+        if self.progress.is_stopped:
+            return "ended by run.stop() of the recipe"
+        name, best = self.options.monitor.partition(":")[0], self.progress.best_loss
+        if best is None:
+            return f"ended early: valid {name} was never a number"
+        epochs = self.progress.best_epochs
+        return f"ended early: valid {name} was best after epoch {epochs} ({best:.6g})"
+
+    def _note_recent(self) -> None:
+        """Note one more validation loss, if any end of the run looks at more than the last."""
+        patience, hold = self.options.patience, self.options.hold
+        loss = self.progress.metrics.get("loss")
+        if loss is not None and (patience is not None or hold > 1):
+            looked_at = max(0 if patience is None else patience + 1, hold)
+            self.progress.recent = [*self.progress.recent, loss][-looked_at:]
 
     def _keep_weights(self, epochs: int, *, best: bool = False) -> None:
         """Keep the weights if the recipe wants them. A resumed run writes the same again."""
@@ -386,9 +447,11 @@ class Run:
         self.progress.metrics_step = self.trainer.step_number
 
     def _target_reached(self) -> bool:
+        target, hold = self.options.target, self.options.hold
         loss = self.progress.metrics.get("loss")
-        target = self.options.target
-        return target is not None and loss is not None and self._at_epochs_end() and loss <= target
+        if target is None or loss is None or not self._at_epochs_end():
+            return False
+        return loss <= target if hold == 1 else self.progress.stays_within(target, hold)
 
     def _at_epochs_end(self) -> bool:
         return self.trainer.step_number == self.progress.epoch_began
@@ -403,10 +466,15 @@ class Run:
     def _log(self, **fields: Any) -> None:
         self.progress.lines += 1
         if self.writes is not None:
-            fields["seconds"] = round(time.perf_counter() - self._started, 6)
+            fields["seconds"] = round(self._seconds(), 6)
             self.writes.log(self.display.note, **fields)
-            if self._events is not None:
-                self._events.write(fields)
+            if self._loggers is not None:
+                self._loggers.write(fields)
+
+    def _seconds(self) -> float:
+        """Seconds of training, those of earlier starts included, which worker 0 knows."""
+        before = 0.0 if self.writes is None else self.writes.seconds_before
+        return before + time.perf_counter() - self._started
 
     def _save_if_due(self) -> None:
         steps, trainer = self.checkpoint_steps, self.trainer

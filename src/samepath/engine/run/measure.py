@@ -23,11 +23,13 @@ from samepath.strategies import Measure
 NOISE_GRAINS = 16
 CURVATURE_GRAINS = 8
 MOST_PRODUCTS = 12
-"""Of the Hessian with a vector: two gradients each, and a copy of the weights in memory."""
+"""The most products of the Hessian with a vector: two gradients each, and a copy of the weights in
+memory."""
 CLOSE_ENOUGH = 0.02
 """An eigenvalue is good when a true one is nearer than this part of it."""
 STEP = 1e-3
-"""Of the weights' norm: how far apart the gradients for a Hessian-vector product are taken."""
+"""A share of the weights' norm: how far apart the gradients for a Hessian-vector product are
+taken."""
 
 
 def measure(trainer: Trainer, source: Source, names: Iterable[Measure]) -> dict[str, float]:

@@ -24,16 +24,22 @@ from samepath.engine.checks.fingerprints import (
     refuse_others_now,
 )
 from samepath.engine.checks.refuse import refuse_lone_example, refuse_unsupported
-from samepath.engine.run.optimizers import with_decay
+from samepath.engine.run.optimizers import with_decay, with_rate
 from samepath.engine.run.session import too_many_workers
+from samepath.engine.state.state import refuse_unsavable
+from samepath.engine.step.compiled import refuse_without_compiler
+from samepath.engine.step.extra import make_extra
 from samepath.engine.step.settings import refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Plan, count_steps, grain_size_asked, grain_size_for
-from samepath.recipe import Recipe, where
+from samepath.recipe import Recipe, parse_monitor, sampled, where
 from samepath.strategies import find_strategy
 
-_MAY_CHANGE = ("epochs", "steps", "target", "patience", "loader_workers")
+_MAY_CHANGE = (
+    *("epochs", "steps", "target", "patience", "stop_patience", "keep_best", "loader_workers"),
+    *("i_know", "hold"),
+)
 _MAY_MOVE = ("recipe", "data", "keep", "strategy")
 """Paths: what is there is recognised by its content."""
 _OF_WHAT = {
@@ -65,6 +71,7 @@ class Options:
     autocast: str | None
     clip_norm: float | None
     num_examples: int
+    """Examples of an epoch: all of the training data, or what a sampler draws."""
     epochs: int
     """Where the run ends, also when resumed."""
     steps: int | None
@@ -73,7 +80,7 @@ class Options:
     """The validation loss at which it ends."""
     loader_workers: int
     learning_rate: float | None = None
-    """In place of the recipe's (its first group's; others in proportion)."""
+    """The rate in place of the recipe's (its first group's; others in proportion)."""
     strategy: str = "strong"
     """What was typed: a name with parameters, or a path."""
     strategy_identity: str = "strong"
@@ -89,11 +96,28 @@ class Options:
     keep_identity: str | None = None
     """The SHA-256 of which examples it keeps."""
     weight_decay: float | None = None
-    """In place of the recipe's (of its groups that have one)."""
+    """The decay in place of the recipe's (of its groups that have one)."""
     drop_last: bool = False
     """The last batch of each epoch is left out where it is short."""
     factors: str = "never"
     """Which dense layers' gradients go as factors; none did in runs of an older samepath."""
+    stop_patience: int | None = None
+    """The recipe's `patience`: the run ends when `monitor` has not been better for so many
+    epochs."""
+    monitor: str = "loss"
+    """The validation metric that says which weights are the best."""
+    keep_best: bool = False
+    """The best weights are kept."""
+    compile: bool = False
+    """Training grains are computed with code of torch.compile."""
+    i_know: bool = False
+    """The loss may be no mean over examples."""
+    hold: int = 1
+    """Validations in a row that must be within the target before the run ends there."""
+    sampler: str | None = None
+    """What draws the examples of each epoch; None: all of them once."""
+    start_from: dict[str, Any] | None = field(default=None, hash=False)
+    """The origin of a branch: the run's folder, the step and the digest that it began with."""
     train_content: dict[str, str] | None = field(default=None, hash=False)
     """What the training data is (see data/content.py); None where it was not looked at."""
     valid_content: dict[str, str] | None = field(default=None, hash=False)
@@ -101,6 +125,17 @@ class Options:
     modules: dict[str, str] | None = field(default=None, hash=False)
     """The user's own modules (see engine/checks/fingerprints.py); None where it was not looked
     at."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The options of `samepath train` that make such a run, by their names."""
+        shown = {n: getattr(self, n, None) for n in Overrides.__dataclass_fields__}
+        shown |= {"patience": None, "hold": None}  # of studies
+        flags = {_flag(name): value for name, value in shown.items() if value is not None}
+        files = {n: getattr(self, n) for n in ("recipe", "data", "keep", "strategy")}
+        paths = {n: str(Path(f).resolve()) for n, f in files.items() if f and Path(f).exists()}
+        flags |= {"exact": "on" if self.exact else "off", "target": self.target or "none"}
+        return {n: f for n, f in files.items() if f} | flags | paths
 
     @property
     def plan(self) -> Plan:
@@ -125,16 +160,22 @@ class Overrides:
     batch_size: int | None = None
     grain_size: int | None = None
     max_workers: int | None = None
-    """In place of a grain size: the most workers that may ever take part."""
+    """The most workers that may ever take part, in place of a grain size."""
     seed: int | None = None
     threads: int | None = None
     exact: bool | None = None
+    compile: bool | None = None
+    i_know: bool | None = None
     loader_workers: int | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     strategy: str | None = None
     virtual_workers: int | None = None
     patience: int | None = None
+    stop_patience: int | None = None
+    monitor: str | None = None
+    keep_best: bool | None = None
+    hold: int | None = None
 
     @property
     def said(self) -> dict[str, Any]:
@@ -144,7 +185,10 @@ class Overrides:
 
     def __post_init__(self) -> None:
         for name, value in self.said.items():
-            if name in ("target", "strategy"):
+            if name in ("target", "strategy", "keep_best"):
+                continue
+            if name == "monitor":
+                parse_monitor(value)
                 continue
             if name == "learning_rate":
                 if not 0 < value < float("inf"):
@@ -154,13 +198,14 @@ class Overrides:
                 if not 0 <= value < float("inf"):
                     raise UserError(f"--weight-decay {value}: it must be at least 0")
                 continue
-            least = 0 if name in ("seed", "loader_workers", "exact", "steps") else 1
+            flags = ("exact", "compile", "i_know")
+            least = 0 if name in ("seed", "loader_workers", "steps", *flags) else 1
             if value < least:
                 raise UserError(f"--{_flag(name)} {value}: it must be at least {least}")
 
 
 def _flag(name: str) -> str:
-    names = {"grain_size": "grain", "virtual_workers": "as_workers"}
+    names = {"grain_size": "grain", "virtual_workers": "as_workers", "stop_patience": "patience"}
     return names.get(name, name).replace("_", "-")
 
 
@@ -179,7 +224,7 @@ def resolve(
         keep_identity=origin.keep_identity,
         batch_size=recipe.batch_size,
         grain_size=recipe.grain_size,
-        seed=0,
+        seed=recipe.seed,
         threads=1,
         exact=True,
         autocast=None if recipe.autocast is None else str(recipe.autocast),
@@ -191,11 +236,18 @@ def resolve(
         loader_workers=recipe.loader_workers,
         drop_last=recipe.drop_last,
         factors=recipe.factors,
+        compile=recipe.compile,
+        stop_patience=recipe.patience,
+        monitor=recipe.monitor,
+        keep_best=recipe.keep_best,
+        i_know=recipe.i_know,
+        sampler=None if recipe.sampler is None else recipe.sampler.describe(),
     )
     if earlier is not None:
         said_before = {n: earlier[n] for n in Overrides.__dataclass_fields__ if n in earlier}
         options = replace(options, **said_before, server=earlier.get("server", False))
-        options = replace(options, factors=earlier.get("factors", "never"))
+        kept = {"factors": earlier.get("factors", "never"), "start_from": earlier.get("start_from")}
+        options = replace(options, **kept)
     size = asked.batch_size or options.batch_size
     grain = grain_size_asked(size, asked.grain_size, asked.max_workers)
     if grain is None and earlier is None and asked.batch_size and recipe.max_workers:
@@ -263,8 +315,8 @@ def _refuse_other(what: str, before: dict[str, Any], now: dict[str, Any]) -> Non
         )
     word = "keep-list" if what == "keep" else what
     raise UserError(
-        f"cannot resume: the run's {word} is {was or 'none'}, and not {here or 'none'}; give it as "
-        "it was, or start a new run with another --out"
+        f"cannot resume: the run's {word} is {was or 'none'}, not {here or 'none'}; give the "
+        "run's, or start a new run with another --out"
     )
 
 
@@ -295,8 +347,9 @@ def made_of_options(options: Options) -> dict[str, Any]:
 
 
 def training_source(recipe: Recipe) -> Source:
-    """The recipe's training data, for its length."""
-    return as_source(recipe.train, seed=0, collate=recipe.collate)
+    """The recipe's training data as a sampler draws from it, if there is one, for its length."""
+    source = as_source(recipe.train, seed=0, collate=recipe.collate)
+    return sampled(source, recipe.sampler, seed=0)
 
 
 def refuse_recipe(
@@ -305,6 +358,10 @@ def refuse_recipe(
     """Everything that can be found wrong before a worker is started. `plan` is the first epoch's,
     where a strategy has another batch than the recipe."""
     plan = plan or options.plan
+    if options.compile:
+        refuse_without_compiler()
+    if options.server:
+        _refuse_beside_server(recipe)
     if num_workers < 1:
         raise UserError(f"-n {num_workers}: at least one worker is needed")
     if options.exact and num_workers > plan.num_grains:
@@ -326,15 +383,22 @@ def refuse_recipe(
         raise UserError(
             f"optimizer() returned {type(optimizer).__name__}; return a torch.optim.Optimizer"
         )
+    if options.learning_rate is not None:
+        with_rate(optimizer, options.learning_rate)
     if options.weight_decay is not None:
         with_decay(optimizer, options.weight_decay)
     refuse_unsupported(model, optimizer)
+    refuse_unsavable(make_extra(recipe.extra, model))
     schedule = None
     if recipe.schedule is not None:
         schedule = _made("schedule", options, recipe.schedule, optimizer)
     refuse_plateau_by_step(schedule, recipe.schedule_every)
     if recipe.valid is None and options.target is not None:
         raise UserError("there is a target but no validation data; give the recipe `valid`")
+    if recipe.valid is None and recipe.after_epoch is None:
+        for name, given in (("patience", options.stop_patience), ("keep_best", options.keep_best)):
+            if given:
+                raise UserError(f"there is {name} but no validation data; give the recipe `valid`")
     if recipe.valid is None and isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UserError("ReduceLROnPlateau needs validation data; give the recipe `valid`")
     if recipe.valid is not None:
@@ -342,9 +406,32 @@ def refuse_recipe(
         if not num_valid:
             raise UserError("the validation data is empty; give some examples, or leave it out")
         _refuse_facts("valid_facts", recipe.valid_facts, num_valid)
-    _refuse_facts("train_facts", recipe.train_facts, options.num_examples)
+    num_train = len(as_source(recipe.train, seed=0, collate=recipe.collate))
+    _refuse_facts("train_facts", recipe.train_facts, num_train)
+    strategy = find_strategy(options.strategy)
+    if recipe.encode is not None and strategy.measures(options.virtual_workers):
+        raise UserError(
+            f"strategy {options.strategy!r} measures the gradients of parts of a batch, which a "
+            "loss of the whole batch does not have; use another strategy"
+        )
     if options.exact:
         refuse_lone_example(recipe, model, plan)
+
+
+def _refuse_beside_server(recipe: Recipe) -> None:
+    """Raise for what goes by steps that all workers take together."""
+    given = {
+        "after_step": recipe.after_step is not None,
+        "after_epoch": recipe.after_epoch is not None,
+        "extra": bool(recipe.extra),
+        "autocast=torch.float16": recipe.autocast is torch.float16,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UserError(
+                f"asynchronous updates have no {name}: the server makes them, and workers would "
+                "not see it; use another strategy, or --as-workers K"
+            )
 
 
 def _refuse_facts(name: str, facts: Mapping[str, Any], num_examples: int) -> None:

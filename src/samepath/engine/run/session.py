@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import deterministic
 
 from samepath.data import seed_everything
@@ -22,6 +22,7 @@ from samepath.data.loaders import TIMEOUT_SECONDS
 from samepath.engine.comm.collective import Alone, Collective
 from samepath.engine.comm.environment import Place, read_place
 from samepath.engine.comm.network import Network
+from samepath.engine.comm.shared_data import share_data
 from samepath.engine.comm.shared_memory import SharedMemory, same_machine
 from samepath.engine.run.memory import keep_freed_memory
 from samepath.engine.run.trainer import Trainer
@@ -29,9 +30,12 @@ from samepath.engine.step.settings import Settings, refuse_names, refuse_plateau
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.owners import die_with_parent
+from samepath.recipe import Loss, settle_loss
 from samepath.threads import set_threads
 
 Link = Literal["auto", "network"]
+watch_trainers: list[Callable[[Trainer], None]] = []
+"""Told of every trainer that a session prepares; `verify` looks in here."""
 
 
 def connect(
@@ -72,6 +76,7 @@ class Session:
         self.collective = collective
         self.seed = seed
         self.launcher = launcher
+        self._num_prepared = 0
 
     @property
     def worker(self) -> int:
@@ -94,14 +99,17 @@ class Session:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss: Loss | None = None,
         *,
         batch_size: int,
         max_workers: int | None = None,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        name: str | None = None,
         **settings: Any,
     ) -> Trainer:
-        """A trainer for a model; further settings are those of `Settings`."""
+        """A trainer for a model; further settings are those of `Settings`. `loss` is left out where
+        they have encode and batch_loss. Random numbers of its steps are keyed by its `name`, or by
+        its number among the trainers of this session."""
         refuse_names(settings)
         made = Settings(batch_size=batch_size, max_workers=max_workers, seed=self.seed, **settings)
         if self.num_workers > -(-made.batch_size // made.grain_size) and made.exact:
@@ -109,7 +117,20 @@ class Session:
                 self.num_workers, made.batch_size, made.grain_size, setting="max_workers="
             )
         refuse_plateau_by_step(schedule, made.schedule_every)
-        return Trainer(self.collective, model, optimizer, loss, made, schedule)
+        settled = settle_loss(loss, made)
+        number, self._num_prepared = self._num_prepared, self._num_prepared + 1
+        word = number if name is None else name
+        words = [word] if word else []
+        trainer = Trainer(self.collective, model, optimizer, settled, made, schedule, words)
+        for watch in watch_trainers:
+            watch(trainer)
+        return trainer
+
+    def share(self, *data: Any) -> int:
+        """Have the workers of each machine hold large data in memory once, not once each. Call it
+        on every worker, with data that all have made alike; no value changes. Returns the bytes
+        that this worker shares with others."""
+        return share_data(self.collective, *data)
 
     def print(self, *words: object) -> None:
         """Print on the first worker only."""
@@ -164,6 +185,9 @@ def start(
     place = read_place(os.environ)
     if place.store_prefix:
         die_with_parent()  # samepath's launcher, when it is killed, can end no process
+        from samepath.engine.launch.reports import report_script  # not for other launchers
+
+        report_script(place.worker)
     if device is None:
         device = f"cuda:{place.local_worker}" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)

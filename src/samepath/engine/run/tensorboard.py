@@ -31,7 +31,7 @@ from samepath.errors import UserError
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 1.0
 _SUFFIX = ".samepath"
-_GROUPS = {"epoch_train_loss": "epoch/train_loss", "batch_size": "epoch/batch_size"}
+_GROUPS = {"batch_size": "epoch/batch_size"}
 _NO_SCALAR = ("step", "epoch", "seconds")
 NOT_INSTALLED = "event files need tensorboard: pip install 'samepath[tensorboard]'"
 
@@ -78,6 +78,8 @@ class EventWriter:
             self._head(record)
             for fields in folder.read_metrics():
                 self._line(fields)
+            if record.get("result"):  # a run that is under way has none
+                self._end(record["status"], record["result"]["digest"])
             self._records.flush()
         except BaseException as error:
             self._shut()
@@ -88,8 +90,6 @@ class EventWriter:
                     f"{self._run}: run.json or metrics.jsonl is damaged ({one_line(error)})"
                 ) from None
             raise
-        self._starts = self._starts[-1:]  # what comes now is of the last start
-        self._clock = TrainingClock()
         for path in earlier:
             _retire(path)
 
@@ -113,8 +113,18 @@ class EventWriter:
         self._flushed = time.monotonic()
         self._attempt(lambda: self._records.flush())
 
+    def end(self, status: str, digest: str) -> None:
+        """Write how the run ended; TensorBoard shows it under Text."""
+        self._attempt(lambda: self._end(status, digest))
+
     def close(self) -> None:
         self._attempt(lambda: self._records.close())
+
+    def _end(self, status: str, digest: str) -> None:
+        from torch.utils.tensorboard import summary
+
+        text = summary.text("result", f"{status}, digest {digest}")
+        self._event(self._starts[-1] + self._clock.last, summary=text)
 
     def _attempt(self, write: Callable[[], None]) -> None:
         """Write, unless the disk has refused before; if it refuses now, warn and write no more, or
@@ -172,7 +182,7 @@ def _tag(name: str) -> str:
     if name in _GROUPS:
         return _GROUPS[name]
     group, _, rest = name.partition("_")
-    return f"{group}/{rest}" if group in ("train", "valid") and rest else f"train/{name}"
+    return f"{group}/{rest}" if group in ("train", "valid", "epoch") and rest else f"train/{name}"
 
 
 def _retire(path: Path) -> None:

@@ -261,8 +261,8 @@ def _set_aside(path: Path) -> str:
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """The weights and buffers of a model, as copies."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+    """The weights and buffers of a model, as copies in the order that files have."""
+    return {name: _row_major(t.detach().cpu()) for name, t in model.state_dict().items()}
 
 
 def write_weights(

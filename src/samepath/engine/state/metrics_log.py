@@ -145,9 +145,9 @@ class Lines:
 class TrainingClock:
     """Counts the seconds of training of a run over all its starts.
 
-    `seconds` in a line begins anew at every start of the run: where it falls, a start began, and
-    what went before is added. (A start is overlooked only if its first step took longer than all of
-    the start before it.)
+    `seconds` in a line is that already; in runs of an older samepath it begins anew at every start:
+    where it falls, a start began, and what went before is added. (A start is overlooked only if its
+    first step took longer than all of the start before it.)
     """
 
     def __init__(self) -> None:

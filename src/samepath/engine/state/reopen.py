@@ -20,17 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from samepath.builtin import BUILT_IN
 from samepath.engine.checks.fingerprints import find_again, has_changed
 from samepath.engine.state.checkpoint import Epoch, kept_weights, load_newest, load_weights
 from samepath.engine.state.run_folder import RunFolder
-from samepath.engine.state.state import load_model
+from samepath.engine.state.state import State, extra_of, load_model
 from samepath.errors import UserError
 from samepath.files import read_whole
 from samepath.recipe import Recipe
 
 MOST_SOURCE_BYTES = 1 << 24
+FOLD_FILES = "splits"
+"""The folder of fold files in that of a cross-validation, each with the name of its run."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,13 @@ class ReopenedRun:
         config: dict[str, Any] = self.record["config"]
         return config
 
-    def model(self, epoch: Epoch | None = None) -> tuple[nn.Module, str]:
+    def model(self, epoch: Epoch | None = None, extra: str | None = None) -> tuple[nn.Module, str]:
         """The model ready to be evaluated, and the digest of where its weights are from.
 
-        Its newest weights, or those kept after so many epochs, or at its best.
+        Its newest weights, or those kept after so many epochs, or at its best; or those of a model
+        among its extra state (averaged weights), the newest.
         """
+        self._refuse_extra(extra, epoch)
         model = self.recipe.model().eval()
         if epoch is not None:
             kept = kept_weights(self.folder.weights)
@@ -77,7 +82,34 @@ class ReopenedRun:
             why = warnings[0] if warnings else "none has been written yet"
             raise UserError(f"{self.folder.path} holds no checkpoint to look at ({why})")
         load_model(model, found.state)
+        if extra is not None:
+            model = self._extra_model(extra, model, found.state)
         return model, found.digest
+
+    def _refuse_extra(self, extra: str | None, epoch: Epoch | None) -> None:
+        known = self.recipe.extra
+        if extra is not None and extra not in known:
+            there = ", ".join(known) or "none"
+            raise UserError(f"--extra {extra}: the recipe's extra state is {there}; choose from it")
+        if extra is not None and epoch is not None:
+            raise UserError(
+                f"--extra {extra}: weights that were kept on the way (--epoch {epoch}) have no "
+                "extra state beside them; leave --epoch out"
+            )
+
+    def _extra_model(self, extra: str, model: nn.Module, state: State) -> nn.Module:
+        """The model in an object of extra state, an AveragedModel say, as it was saved."""
+        made: Any = self.recipe.extra[extra](model)
+        made.load_state_dict(extra_of(state, extra))
+        found = made.module if isinstance(made, AveragedModel) else made
+        if not isinstance(found, nn.Module) or found.state_dict().keys() != (
+            model.state_dict().keys()
+        ):
+            raise UserError(
+                f"--extra {extra}: it is a {type(made).__name__}, not weights of the recipe's "
+                "model; choose extra state that is (AveragedModel(model))"
+            )
+        return found.eval()
 
     def kept_epochs(self) -> list[int]:
         """Epochs after which the weights were kept."""
@@ -128,6 +160,10 @@ def recipe_of_run(record: Mapping[str, Any], folder: Path) -> Recipe:
     if config["recipe"] not in BUILT_IN:
         path, source = _file(record, "recipe", "identity", folder)
         config = config | {"recipe": str(path)}
+    keep = config.get("keep")
+    if keep is not None and not os.path.exists(keep):  # a cross-validation that was moved
+        moved = folder.resolve().parents[1] / FOLD_FILES / f"{folder.resolve().name}.csv"
+        config = config | ({"keep": str(moved)} if moved.is_file() else {})
     return find_again(config, source, f"the run {folder}")
 
 

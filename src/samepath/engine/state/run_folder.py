@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -28,16 +29,29 @@ from samepath import files
 from samepath.engine.checks.fingerprints import versions
 from samepath.engine.state import checkpoint
 from samepath.engine.state.checkpoint import BEST, Epoch, weights_of, write_weights
-from samepath.engine.state.metrics_log import Lines, count_lines, read_lines
+from samepath.engine.state.metrics_log import Lines, count_lines, number, read_lines
 from samepath.engine.state.state import State
 from samepath.errors import NotSaved, UserError
-from samepath.files import LOCK, brief, finite, is_empty, lock_folder, make_folder, read_object
+from samepath.files import (
+    LOCK,
+    brief,
+    finite,
+    is_empty,
+    is_locked,
+    lock_folder,
+    make_folder,
+    read_object,
+)
 
 if TYPE_CHECKING:
     from samepath.engine.state.progress import RunResult
 
-ENDED = ("finished", "target", "diverged", "stuck")
+ENDED = ("finished", "target", "early", "diverged", "stuck")
 """Statuses of a run that has nothing left to do."""
+LOGGERS_FILE = "loggers.json"
+"""Names the runs that trackers have of this one (`engine/run/loggers.py`)."""
+_FOLDERS = ("checkpoints", "weights", "tensorboard", "wandb", "show")
+"""Folders that a run, or what draws it, makes in its own."""
 WARN_SECONDS = 60.0
 """How often it is said that something still cannot be written."""
 
@@ -68,6 +82,9 @@ class RunFolder:
         self.weights = path / "weights"
         self._metrics_file = path / "metrics.jsonl"
         self._metrics: Lines | None = None
+        self.seconds_before = 0.0
+        """Seconds of training in earlier starts: what the last line says that was there when the
+        metrics were opened."""
         self._unwritten: dict[Epoch, tuple[dict[str, Tensor], int]] = {}
         """Weights that wait for a disk that takes them."""
         self._warned: dict[str, float] = {}
@@ -79,16 +96,25 @@ class RunFolder:
     def holds_run(self) -> bool:
         return (self.path / "run.json").is_file()
 
-    def refuse_if_used(self) -> None:
-        """Raise unless a new run can begin here."""
+    @property
+    def has_steps(self) -> bool:
+        """Whether the run here has completed a step."""
+        saved = checkpoint.list_checkpoints(self.checkpoints)
+        return self.num_lines() > 0 or any(map(checkpoint.step_of, saved))
+
+    def refuse_if_used(self, *, overwrite: bool = False) -> None:
+        """Raise unless a new run can begin here: in the place of one without a step or, to
+        `overwrite` it, of any other."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path} is a file; give a folder")
         if self.holds_run:
-            raise UserError(
-                f"--out {self.path} holds another run; add --resume to continue it, "
-                "or give another folder"
-            )
-        if self.path.is_dir() and not is_empty(self.path):
+            self.read()  # what is no run of ours is not replaced
+            if self.has_steps and not overwrite:
+                raise UserError(
+                    f"--out {self.path} holds another run; add --resume to continue it or "
+                    "--overwrite to delete it, or give another folder"
+                )
+        elif self.path.is_dir() and not is_empty(self.path):
             raise UserError(f"--out {self.path} is not empty; give a new folder")
 
     def run_id(self) -> str | None:
@@ -134,15 +160,20 @@ class RunFolder:
         earlier: dict[str, Any] | None,
         num_workers: int = 1,
         code: Mapping[str, Any] | None = None,
+        *,
+        overwrite: bool = False,
         **for_others: Any,
     ) -> None:
         """Begin or continue a run, and keep other processes from writing here. `code` is where its
-        Python files are (`reopen.code_of`)."""
+        Python files are (`reopen.code_of`). A run that is begun in the place of another deletes
+        what that left."""
         make_folder(self.path)
         self._lock = lock_folder(self.path, f"the run in {self.path} is being trained")
         if earlier is None:
             try:
-                self.refuse_if_used()  # another run may have begun, and ended, while we looked
+                # another run may have begun, and ended, while we looked
+                self.refuse_if_used(overwrite=overwrite)
+                self._refuse_if_unlocked()
             except UserError:
                 self.unlock()
                 raise
@@ -158,6 +189,8 @@ class RunFolder:
             "result": None,
         }
         try:
+            if earlier is None:
+                self._clear()
             self._write_json(content)
         except OSError as error:
             if earlier is None:
@@ -168,6 +201,28 @@ class RunFolder:
                 f"--out {self.path} cannot be written to ({error.strerror}); free space or make it "
                 "writable, or give another folder"
             ) from None
+
+    def write_config(self, flags: Mapping[str, Any]) -> None:
+        """Write what the run is, for `samepath train --config`. A disk that is full ends no run."""
+        with suppress(OSError):
+            files.write_atomically(self.path / "config.toml", files.toml(flags))
+
+    def _refuse_if_unlocked(self) -> None:
+        """Raise where a run is said to be under way, and the file system has no locks to tell."""
+        if self.holds_run and self.read()["status"] == "running" and not is_locked(self.path):
+            raise UserError(
+                f"--out {self.path} holds a run that may be under way, and its file system has no "
+                "locks to tell; give another folder"
+            )
+
+    def _clear(self) -> None:
+        """Delete what an earlier run has left here, apart from run.json, which is replaced; files
+        of others stay."""
+        self._metrics_file.unlink(missing_ok=True)
+        (self.path / LOGGERS_FILE).unlink(missing_ok=True)
+        for name in _FOLDERS:
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.path / name)
 
     def note_other_hardware(self) -> None:
         """Add to the last start that the run goes on with machines, or a torch, of another kind."""
@@ -207,10 +262,12 @@ class RunFolder:
         last step of which there is a line. `eager`: other machines are to see it, should this one
         be lost."""
         end = last = 0
+        self.seconds_before = 0.0
         for line, place in read_lines(self._metrics_file):
             here = line.get("step")
             if isinstance(here, int) and here <= step:
                 end, last = place, here
+                self.seconds_before = number(line.get("seconds", self.seconds_before))
         self._metrics = Lines(self._metrics_file, end, eager=eager)
         with suppress(OSError):  # it is tried again, and told, with the first line
             self._metrics.flush()

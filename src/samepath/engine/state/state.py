@@ -27,6 +27,7 @@ from samepath.errors import CheckpointDamaged, UserError
 
 MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError)
 """What reading a state raises that is not as we write it, or not of this model."""
+_OF_OPTIMIZERS = ("state", "param_groups")
 _OF_PENDING = ("step", "epoch", "num_examples", "weight")
 
 
@@ -61,7 +62,7 @@ def state_of(trainer: Stepper) -> State:
         {name: value for name, value in group.items() if name != "params"}
         for group in packed["param_groups"]
     ]
-    parts = {
+    parts: dict[str, Any] = {
         "model": persistent,
         "buffers": buffers,
         "optimizer": remembered,
@@ -69,6 +70,18 @@ def state_of(trainer: Stepper) -> State:
         "schedule": None if trainer.schedule is None else trainer.schedule.state_dict(),
         "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
     }
+    if more := {name: value for name, value in packed.items() if name not in _OF_OPTIMIZERS}:
+        parts["more of the optimizer"] = more
+    if attributes := trainer.attributes.changed():
+        parts["attributes"] = attributes
+    if len(groups) > trainer.num_groups:  # added when something was unfrozen
+        names = iter(order)
+        named = [[next(names) for _ in group["params"]] for group in packed["param_groups"]]
+        parts["added"] = named[trainer.num_groups :]
+    if trainer.scaling is not None:
+        parts["scaling"] = trainer.scaling.state_dict()
+    if trainer.extra:
+        parts["extra"] = {name: each.state_dict() for name, each in trainer.extra.items()}
     if trainer.pending:  # gradients that wait for their turn
         parts["underway"] = [_encode_pending(pending) for pending in trainer.pending]
     structure = {name: _encode(value, name, tensors) for name, value in parts.items()}
@@ -90,6 +103,8 @@ def _encode_pending(pending: PendingBatch) -> dict[str, Any]:
     found["grain_losses"] = list(pending.facts.grain_losses)
     if pending.facts.grain_norms is not None:
         found["grain_norms"] = asdict(pending.facts.grain_norms)
+    if pending.facts.metrics:
+        found["metrics"] = pending.facts.metrics
     if pending.behind:
         found["behind"] = pending.behind
     return found | {"gradient": pending.totals}  # the digest covers this order
@@ -103,6 +118,7 @@ def _decode_pending(value: dict[str, Any], parameters: Sequence[nn.Parameter]) -
         stop=False,
         used=[gradient is not None for gradient in value["gradient"]],
         buffers=[],
+        metrics=value.get("metrics", {}),
     )
     return PendingBatch(
         **{name: value[name] for name in _OF_PENDING},
@@ -141,17 +157,20 @@ def load_state(trainer: Stepper, state: State) -> None:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad == (name in frozen):
                     parameter.requires_grad_(name not in frozen)
-        packed, order = trainer.optimizer.state_dict(), _names_in_order(trainer)
         remembered = _decode(structure["optimizer"], state.tensors)
         groups = _decode(structure["groups"], state.tensors)
+        _add_groups(trainer, groups, _decode(structure.get("added"), state.tensors) or [])
+        packed, order = trainer.optimizer.state_dict(), _names_in_order(trainer)
         for group, now in zip(groups, packed["param_groups"], strict=True):
             group["params"] = now["params"]
         trainer.optimizer.load_state_dict(
             {
                 "state": {i: remembered[n] for i, n in enumerate(order) if n in remembered},
                 "param_groups": groups,
+                **(_decode(structure.get("more of the optimizer"), state.tensors) or {}),
             }
         )
+        trainer.attributes.restore(_decode(structure.get("attributes"), state.tensors) or {})
         parameters_in_order = (p for g in trainer.optimizer.param_groups for p in g["params"])
         _settle(
             trainer.optimizer,
@@ -159,6 +178,9 @@ def load_state(trainer: Stepper, state: State) -> None:
         )
         if trainer.schedule is not None and structure["schedule"] is not None:
             trainer.schedule.load_state_dict(_decode(structure["schedule"], state.tensors))
+        if trainer.scaling is not None:
+            trainer.scaling.load_state_dict(_decode(structure["scaling"], state.tensors))
+        _load_extra(trainer, _decode(structure.get("extra"), state.tensors) or {})
         trainer.step_number = int(structure["step"])
         waiting = _decode(structure.get("underway"), state.tensors) or []
         parameters = list(trainer.model.parameters())
@@ -167,6 +189,39 @@ def load_state(trainer: Stepper, state: State) -> None:
         raise CheckpointDamaged(
             f"the checkpoint does not fit this recipe's model and optimizer ({one_line(error)})"
         ) from error
+
+
+def _add_groups(trainer: Stepper, groups: list[dict[str, Any]], added: list[list[str]]) -> None:
+    """Give the optimizer the groups of parameters that it had when it was saved."""
+    optimizer, parameters = trainer.optimizer, dict(trainer.model.named_parameters())
+    for group in optimizer.param_groups[trainer.num_groups :]:
+        for parameter in group["params"]:
+            optimizer.state.pop(parameter, None)
+    del optimizer.param_groups[trainer.num_groups :]
+    for group, names in zip(groups[trainer.num_groups :], added, strict=True):
+        optimizer.add_param_group({**group, "params": [parameters[name] for name in names]})
+
+
+def _load_extra(trainer: Stepper, saved: dict[str, Any]) -> None:
+    if saved.keys() != trainer.extra.keys():
+        here, there = (", ".join(names) or "none" for names in (trainer.extra, saved))
+        raise ValueError(f"its extra state is {there}, and here there is {here}")
+    for name, each in trainer.extra.items():
+        each.load_state_dict(_own(saved[name]))
+
+
+def extra_of(state: State, name: str) -> Any:
+    """The state_dict of an object of extra state, as it was saved."""
+    return _own((_decode(state.structure.get("extra"), state.tensors) or {})[name])
+
+
+def _own(value: Any) -> Any:
+    """A decoded value whose tensors are in memory of their own, not the file's."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {name: _own(each) for name, each in value.items()}
+    return type(value)(map(_own, value)) if isinstance(value, (list, tuple)) else value
 
 
 def like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -205,17 +260,23 @@ def one_line(error: BaseException) -> str:
 
 
 def digest(state: State) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of all tensors, and over the other values."""
+    """SHA-256 over names, dtypes, shapes and bytes of all tensors, and over the other values. What
+    an optimizer keeps in attributes of its own is left out: it may be times."""
     total = hashlib.sha256()
-    for name in sorted(state.tensors):
+    for name in sorted(name for name in state.tensors if not name.startswith("attributes/")):
         tensor = state.tensors[name].detach()
         total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         total.update(bytes_of(tensor))
-    rest = {k: v for k, v in state.structure.items() if k != "step"}
+    rest = {k: v for k, v in state.structure.items() if k not in ("step", "attributes")}
     if not _decode(rest.get("frozen"), {}):
         rest.pop("frozen", None)  # as if it were of an older samepath
     total.update(json.dumps(rest, sort_keys=True).encode())
     return total.hexdigest()
+
+
+def refuse_unsavable(extra: Mapping[str, Any]) -> None:
+    """Raise for extra state that cannot be saved, before it is to be."""
+    _encode({name: each.state_dict() for name, each in extra.items()}, "extra", {})
 
 
 def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -69,7 +69,7 @@ class Trial:
 
     costs: tuple[int, ...]
     step_seconds: float
-    """For each grain: batches may grow."""
+    """Seconds for each grain, since batches may grow."""
     promised: float
     """The part of it that is to be saved."""
 

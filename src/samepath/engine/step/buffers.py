@@ -185,6 +185,10 @@ class BufferMerge:
                 module._buffers[name] = self._originals[index]
         return changes
 
+    def put_back(self) -> None:
+        """Undo what a grain that is computed a second time has changed."""
+        self._put_back(self._changes())
+
     def _put_back(self, changes: Mapping[int, Tensor]) -> None:
         for module, name, index in self._shared:
             if module._buffers[name] is not self._originals[index]:
@@ -193,7 +197,12 @@ class BufferMerge:
                     "them; change it in place (copy_)"
                 )
         if changes:
-            originals = [self._originals[index] for index in changes]
+            # batch norm's graph holds its statistics, but its backward pass in training does not
+            # use them: they may change before it (`.data` leaves their version as it is)
+            originals = [
+                self._originals[index].data if index in self._statistics else self._originals[index]
+                for index in changes
+            ]
             torch._foreach_copy_(originals, [self._saved[index] for index in changes])
         for index in changes:
             module, name = self._homes[index]

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from samepath.engine.checks.refuse import OwnHook, refuse_sparse
+from samepath.engine.checks.refuse import OwnHook, refuse_own_backward, refuse_sparse
 from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.factor_sums import FactorSums, Rows
 from samepath.engine.comm.tree_sum import Sums, TreeSum
@@ -148,16 +148,23 @@ class GradientSum:
             with self.factors.collecting():
                 loss.backward(start)
 
+    def backward_rows(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Run a grain's backward pass from the gradients of its outputs: those of the whole batch's
+        loss, which have the grain's share in them."""
+        self._before_backward(measure=False, correction=1.0)
+        if outputs:
+            with self.factors.collecting():
+                torch.autograd.backward(list(outputs), list(gradients))
+
+    def refuse_own_backward(self) -> None:
+        """Raise if a forward pass has left gradients."""
+        refuse_own_backward(dict(zip(self.names, self.parameters, strict=True)))
+
     def _before_backward(self, *, measure: bool, correction: float) -> None:
         """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh. `measure`
         is only for a grain with an even number: it starts afresh. A gradient is multiplied by
         `correction` before it is added to anything."""
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            if parameter.grad is not None:
-                raise UserError(
-                    f"loss() or forward() ran a backward pass of its own into {name!r}; take "
-                    "gradients there with torch.autograd.grad, which leaves .grad alone"
-                )
+        self.refuse_own_backward()
         on_last, once = self._overlap and self._tree.on_last_grain, self._comes_once is True
         merges = self._tree.merges_with_previous and not on_last
         self._writing = on_last and once
@@ -177,8 +184,6 @@ class GradientSum:
             self._norms.append([])
             self._squares.append([])
             self._dense: dict[int, Tensor] = {}
-        if self._writing:
-            self._tree.write_early_sums()
 
     def after_backward(self) -> None:
         self._listens = False

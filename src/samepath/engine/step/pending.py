@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -49,6 +50,12 @@ class PendingBatch:
     end_gather: Callable[[], list[Record]] | None = None
     buffers_bytes: int = 0
     """Length of a worker's record of its buffers."""
+    metric_names: tuple[str, ...] = ()
+    """Names of what loss() returned beside the loss."""
+    is_whole: bool = False
+    """Its loss is one of the whole batch, computed from all its rows."""
+    rows: Any = None
+    """Results of encode() for such a batch, for after_batch()."""
     is_learnt: bool = False
     """The balance has learnt from its times."""
 
@@ -66,7 +73,12 @@ class PendingBatch:
             assert self.end_gather is not None
             records = self.end_gather()
             self.facts = unpack(
-                self.division, records, len(self.gradients.parameters), self.buffers_bytes
+                self.division,
+                records,
+                len(self.gradients.parameters),
+                self.buffers_bytes,
+                self.metric_names,
+                whole=self.is_whole,
             )
         return self.facts
 
@@ -87,9 +99,9 @@ class PendingBatch:
         return [total if use else None for total, use in zip(totals, used, strict=True)]
 
     def suspects(self) -> tuple[list[int], bool]:
-        """Of a batch whose loss or gradient came out NaN or infinite: the workers that may have
-        computed it wrongly (broken memory, a failing processor), and whether it is known that they
-        did: a gradient does not say whose grain it comes from, so that all are suspected."""
+        """Name, of a batch whose loss or gradient came out NaN or infinite, the workers that may
+        have computed it wrongly (broken memory, a failing processor), and whether it is known that
+        they did: a gradient does not say whose grain it comes from, so that all are suspected."""
         assert self.division is not None
         runs, losses = self.division.reduction.runs, self.know().grain_losses
         busy = [worker for worker, run in enumerate(runs) if run]
@@ -138,7 +150,8 @@ class GradientSums:
             if id(sums) not in busy:
                 return sums
         settings = self._settings
-        factors = Factors(model, parameters, settings.factors, settings.batch_size)
+        use = "never" if settings.compile else settings.factors
+        factors = Factors(model, parameters, use, settings.batch_size)
         self._sums.append(
             GradientSum(
                 self._collective,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +27,9 @@ _SHAPE_THE_PATH = (
     "autocast",
     "schedule_every",
     "drop_last",
+    "sampler",
     "factors",
+    "compile",
 )
 
 
@@ -52,12 +54,29 @@ class Settings(TrainingSettings):
     """A slow worker gets fewer grains, which changes no bits (with `exact`; without it, shares stay
     even)."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.metrics, Mapping) or is_metric(self.metrics):  # torchmetrics' own
+            object.__setattr__(self, "evaluate_all", self.metrics)
+            object.__setattr__(self, "metrics", None)
+        together = self.evaluate_all
+        if isinstance(together, Mapping):
+            odd = [name for name, metric in together.items() if not is_metric(metric)]
+            if odd:
+                raise UserError(f"evaluate_all[{odd[0]!r}] is no torchmetrics Metric; give one")
+        elif together is not None and not callable(together):
+            raise UserError(
+                f"evaluate_all is {type(together).__name__}; give a function of outputs and "
+                "targets, or torchmetrics objects"
+            )
+
     def shaping(self) -> dict[str, Any]:
         """Settings that a resumed trainer must have again, as a checkpoint holds them."""
         values = {name: getattr(self, name) for name in _SHAPE_THE_PATH}
         return values | {
             "clip_norm": None if self.clip_norm is None else float(self.clip_norm),
             "autocast": None if self.autocast is None else str(self.autocast),
+            "sampler": None if self.sampler is None else self.sampler.describe(),
         }
 
     def refuse_changes(self, before: Mapping[str, Any]) -> None:
@@ -76,9 +95,18 @@ class Settings(TrainingSettings):
             )
 
 
+def is_metric(value: Any) -> bool:
+    """Whether it is a torchmetrics Metric or MetricCollection, or works as one."""
+    return all(hasattr(value, name) for name in ("update", "compute", "reset"))
+
+
 def refuse_names(given: Mapping[str, Any]) -> None:
     """Raise for a setting of `prepare` that there is none of."""
-    known = ["schedule", *(name for name in Settings.__dataclass_fields__ if name != "seed")]
+    known = [
+        "schedule",
+        "name",
+        *(name for name in Settings.__dataclass_fields__ if name != "seed"),
+    ]
     for name in given:
         if name == "seed":
             raise UserError("prepare() takes no seed; give it to samepath.start(seed=...)")
@@ -106,7 +134,7 @@ class WorkerBatch:
 
     batch: Batch
     grains: Iterator[Any]
-    """Those of an even assignment; or a GrainLoader, which has whichever are asked for."""
+    """The grains of an even assignment; or a GrainLoader, which has whichever are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +146,7 @@ class StepResult:
     loss: float
     grain_losses: tuple[float, ...]
     gradient_norm: float
-    """Of the whole batch's gradient, before clipping."""
+    """The norm of the whole batch's gradient, before clipping."""
     noise: NoiseSample | None
     """What it says of the gradient noise scale; None where the batch is one grain."""
     learning_rate: float
@@ -129,3 +157,9 @@ class StepResult:
     """Some worker was asked to stop."""
     staleness: int
     """Updates made between the weights the gradient was computed with and this update."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The batch's means of what loss() returned beside the loss."""
+    loss_scale: float | None = None
+    """The factor on the loss, with float16."""
+    skipped: bool = False
+    """True if, with float16, the gradient was not finite and no update was made."""

@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -26,33 +26,57 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data import Draws, GrainRequest, seed_everything
-from samepath.engine.checks.refuse import modules_outside, refuse_outside, refuse_unsupported
+from samepath.engine.checks.mean_loss import GRAINS, refuse_not_a_mean
+from samepath.engine.checks.refuse import (
+    modules_outside,
+    refuse_outside,
+    refuse_own_backward,
+    refuse_unsupported,
+)
 from samepath.engine.checks.replicas import (
     LeftAlone,
     Replicas,
     compare_first_grain,
     is_due,
     refuse_other_start,
+    refuse_other_values,
 )
 from samepath.engine.comm.collective import Collective
+from samepath.engine.comm.rows import tensors_in
 from samepath.engine.comm.tensors import to_device
 from samepath.engine.noise_scale import is_measured, sample
 from samepath.engine.step.adversarial import moved
 from samepath.engine.step.balance import Balance, Stopwatch, WorkerTimes
 from samepath.engine.step.buffers import BufferMerge
+from samepath.engine.step.compiled import compiled, settle_compiler
+from samepath.engine.step.extra import OwnAttributes, make_extra
 from samepath.engine.step.grain_loader import GrainLoader, Grains
+from samepath.engine.step.loss_metrics import (
+    GrainMetrics,
+    MetricNames,
+    loss_alone,
+    numbers_of,
+    split_loss,
+)
 from samepath.engine.step.pending import GradientSums, PendingBatch
 from samepath.engine.step.record import pack
+from samepath.engine.step.scaling import LossScaling
 from samepath.engine.step.settings import Settings, StepResult, WorkerBatch
 from samepath.engine.step.update import advance_epoch, clip_gradient, update
+from samepath.engine.step.whole_batch import ReadyGrain, WholeBatch, refuse_other_loss
 from samepath.errors import Diverged, UserError
-from samepath.keys import key
+from samepath.keys import Words, key
 from samepath.plan import Batch, Division, divide
+from samepath.recipe import Loss, WholeBatchLoss
 from samepath.strategies import Adversarial, Choice
 
 
 def _unwatched(point: str, grain: int, value: Any) -> None:
     """Stands for `Stepper.watch` where nothing looks."""
+
+
+def _unobserved(event: str, value: Any) -> None:
+    """Stands for `Stepper.observe` where nothing looks."""
 
 
 def _warn(text: str) -> None:
@@ -67,17 +91,34 @@ class Stepper:
         collective: Collective,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss: Loss,
         settings: Settings,
         schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        words: Sequence[Words] = (),
     ) -> None:
         refuse_unsupported(model, optimizer)
         self.collective = collective
         self.model = model
         self.optimizer = optimizer
         self.loss = loss
+        whole = isinstance(loss, WholeBatchLoss)  # of which encode() is compiled
+        self.grain_loss = compiled(loss) if settings.compile and not whole else loss
+        """The loss of a grain that is trained on."""
         self.settings = settings
         self.schedule = schedule
+        self.words = tuple(words)
+        """Beside seed and step, these key the random numbers of steps: trainers of one session meet
+        other ones."""
+        self.attributes = OwnAttributes(optimizer)
+        self.num_groups = len(optimizer.param_groups)
+        """The number of groups of parameters at the beginning: people unfreeze some and add a
+        group."""
+        self.scaling = (
+            LossScaling(collective.device) if settings.autocast is torch.float16 else None
+        )
+        """Scales the loss, with float16."""
+        self.extra = make_extra(settings.extra, model)
+        """Extra state, by name."""
         self.step_number = 0
         self.pending: deque[PendingBatch] = deque()
         """Batches that are computed and not applied: as many as the lag."""
@@ -85,6 +126,8 @@ class Stepper:
         """Decides how many grains each worker gets."""
         self.watch: Callable[[str, int, Any], None] = _unwatched
         """Told (point, grain, value) at fixed points of every grain; `verify` looks in here."""
+        self.observe: Callable[[str, Any], None] = _unobserved
+        """Told (event, value) of what a person's own loop does: begin, step, evaluate, resume."""
         self.around_update: Callable[[Choice], AbstractContextManager[None]] | None = None
         """Surrounds every update: an elastic run keeps the gradient in memory there."""
         self.warn: Callable[[str], None] = _warn
@@ -95,17 +138,28 @@ class Stepper:
         self._sums = GradientSums(collective, settings)
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
         self._replicas = Replicas(collective, model)
+        self._metric_names = MetricNames(collective)
         self._outside = modules_outside(loss, model)
+        self._whole: WholeBatch | None = None
+        if isinstance(loss, WholeBatchLoss):
+            self._whole = WholeBatch(
+                *(collective, model, loss, settings, self._buffers, self._replicas),
+                self.forward_context,
+            )
+        settle_compiler()  # the model may be compiled too
         self._is_first = True
         """This process has computed no step yet."""
         if settings.compare_workers:
             refuse_other_start(collective, model, optimizer, settings.shaping(), self._may_differ)
+        self.compare_extra("before the first step")
 
     # ---- one step
 
     def step(self, given: WorkerBatch, *, stop: bool = False) -> StepResult:
         """Update once from one batch. Raises Diverged instead where that is not finite."""
+        self.observe("begin", None)
         (result,) = self.advance(given, Choice(), stop=stop)
+        self.observe("step", result)
         return result
 
     def advance(
@@ -115,6 +169,8 @@ class Stepper:
         that is the same batch; with one it is an earlier batch, at first none. `stop` is this
         worker's wish to stop, which all workers learn of."""
         began = time.perf_counter()
+        if self.scaling is not None:
+            self.scaling.refuse(given.batch.step, choice)
         outside = self._before_first_step(given) if self._is_first else None
         computed = self._compute(given, choice.adversarial, stop=stop)
         self._is_first = False
@@ -123,7 +179,8 @@ class Stepper:
         if computed.some_are_idle:
             self._compare(computed)  # weights that a worker without grains takes over
         self.pending.append(computed)
-        if choice.lag and self._buffers.names:  # the next batch starts from merged buffers
+        changes_buffers = self._buffers.names or self.settings.after_batch is not None
+        if choice.lag and changes_buffers:  # the next batch starts from merged ones
             self._merge_buffers(computed)
         results = []
         while len(self.pending) > choice.lag:
@@ -175,66 +232,101 @@ class Stepper:
         compares = self.settings.compare_workers and (is_due(batch.step) or self._is_first)
         checks = compares or not all(division.reduction.runs)
         self._replicas.begin(check=checks and not only_look)
-        losses = []
+        factor = 1.0 if self.scaling is None else self.scaling.value
+        ready = self._ready(batch, mine, grains, scales, attack)
+        num_examples = len(batch.examples)
+        losses, told, rows = [], [], None
+        if self._whole is not None:  # encodes, gathers, computes one loss, goes back
+            if self.pending:
+                self.pending[-1].know()  # one gather travels at a time
+            loss, rows = self._whole.compute(
+                *(batch.step, num_examples, ready, gradients),
+                counts=weight > 0,
+                busy=busy,
+                watch=self.watch,
+            )
+            losses = [loss.reshape(())] * len(mine)
+            ready = iter(())
         with busy:
-            for number, examples in mine.items():
-                self._replicas.before_grain()
-                data, scale = to_device(next(grains), collective.device), scales[number]
-                self.watch("loaded", number, data)
-                self.watch("weight", number, scale)
+            for number, examples, data, scale in ready:
                 gradients.before_forward()
-                data = self._augment(batch, number, examples, data)
-                if self.settings.augment is not None:
-                    self.watch("augmented", number, data)
-                if attack is not None:
-                    data = self._attack(attack, batch, number, data)
                 measure = is_measured(number, division.num_grains)
-                with gradients.factors.of_grain(len(examples), len(batch.examples)):
-                    loss = self._forward(number, data)
-                    gradients.backward(loss, scale, measure=measure)
+                with gradients.factors.of_grain(examples, num_examples):
+                    loss, metrics = self._forward(number, data)
+                    gradients.backward(loss, scale * factor, measure=measure)
                 gradients.after_backward()
                 self.watch("factors", number, gradients.rows)
                 self.watch("done", number, None)
                 self._buffers.after_grain(scale)
                 self._replicas.after_grain()
                 losses.append(loss.detach().reshape(()))
+                told.append(metrics)
         gradients.launch_rest()
         if not only_look:
             self._buffers.launch()
         with busy:  # a GPU is waited for here
             values = torch.stack(losses).tolist() if losses else []
+            found = [numbers_of(metrics) for metrics in told]
         whole_grains = sum(map(len, mine.values())) / batch.grain_size
         buffers = self._buffers.record()
+        if self.pending:
+            self.pending[-1].know()
+            self._learn_times(self.pending[-1])
+        names = self._metric_names.learn(found)
         record = pack(
             division,
             values,
             list(scales.values()),
-            gradients.squared_norms(),
+            [squared / factor**2 for squared in gradients.squared_norms()],
             gradients.used,
             buffers,
             self._replicas.record(),
             WorkerTimes(busy.seconds / whole_grains if mine else 0.0, self._step_seconds),
             stop=stop,
+            metrics=found,
+            names=names,
         )
-        if self.pending:
-            self.pending[-1].know()
-            self._learn_times(self.pending[-1])
         return PendingBatch(
             step=batch.step,
             epoch=batch.epoch,
-            num_examples=len(batch.examples),
+            num_examples=num_examples,
             weight=weight,
+            is_whole=self._whole is not None,
+            rows=rows,
             gradients=gradients,
             division=division,
             buffers_bytes=len(buffers),
+            metric_names=names,
             end_gather=collective.gather_begin(record),
         )
+
+    def _ready(
+        self,
+        batch: Batch,
+        mine: Grains,
+        grains: Iterator[Any],
+        scales: Mapping[int, float],
+        attack: Adversarial | None,
+    ) -> Iterator[ReadyGrain]:
+        """This worker's grains, loaded and augmented, each as it is needed."""
+        for number, examples in mine.items():
+            self._replicas.before_grain()
+            self.watch("examples", number, (batch, examples))
+            data, scale = to_device(next(grains), self.collective.device), scales[number]
+            self.watch("loaded", number, data)
+            self.watch("weight", number, scale)
+            data = self._augment(batch, number, examples, data)
+            if self.settings.augment is not None:
+                self.watch("augmented", number, data)
+            if attack is not None:
+                data = self._attack(attack, batch, number, data)
+            yield ReadyGrain(number, len(examples), data, scale)
 
     def _augment(self, batch: Batch, number: int, examples: NDArray[np.int64], data: Any) -> Any:
         """Augment a grain. Random numbers are keyed by (seed, step, grain) from here on, so that
         nothing depends on which worker computes it, or after which other grain."""
         settings = self.settings
-        seed_everything(key("grain", settings.seed, batch.step, number))
+        self._seed_grain(batch, number)
         if settings.augment is None:
             return data
         draws = Draws(seed=settings.seed, epoch=batch.epoch, examples=examples)
@@ -242,23 +334,26 @@ class Stepper:
 
     def _attack(self, attack: Adversarial, batch: Batch, number: int, data: Any) -> Any:
         """Make adversarial examples of the first of a grain's examples."""
+        if self._whole is not None:
+            raise UserError(
+                "adversarial training moves examples by their own loss, and this is one of the "
+                "whole batch; use a strategy without it"
+            )
         with self.forward_context():
-            data = moved(attack, data, self.model, self.loss)
-        seed_everything(key("grain", self.settings.seed, batch.step, number))
+            data = moved(attack, data, self.model, lambda *given: loss_alone(self.loss(*given)))
+        self._seed_grain(batch, number)
         return data
 
-    def _forward(self, number: int, data: Any) -> Tensor:
-        """Compute a grain's loss."""
+    def _seed_grain(self, batch: Batch, number: int) -> None:
+        seed_everything(key("grain", self.settings.seed, batch.step, number, *self.words))
+
+    def _forward(self, number: int, data: Any) -> tuple[Tensor, GrainMetrics]:
+        """Compute a grain's loss, and the metrics that come with it."""
         with self.forward_context():
-            loss = self.loss(self.model, data)
+            loss, metrics = split_loss(self.grain_loss(self.model, data))
         self.watch("loss", number, loss)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
-            shape = f"has shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"is {loss!r}"
-            raise UserError(
-                f"the loss of a grain {shape}; return a tensor with one number, the mean over its "
-                "examples"
-            )
-        return loss
+        refuse_other_loss(loss, "the loss of a grain")
+        return loss, metrics
 
     def _apply(self, pending: PendingBatch, choice: Choice) -> StepResult:
         """Reduce, clip and update: from a computed batch to new weights."""
@@ -274,8 +369,9 @@ class Stepper:
                 "(without detach(), no_grad() or item())"
             )
         pending.assign(list(self.model.parameters()))
+        loss_scale = None if self.scaling is None else self.scaling.unscale(self.optimizer)
         gradient_norm = clip_gradient(self.model, self.settings.clip_norm)
-        if not math.isfinite(gradient_norm):
+        if not math.isfinite(gradient_norm) and self.scaling is None:
             raise self._diverged(pending, "gradient's norm", gradient_norm)
         if not pending.buffers_merged:
             self._merge_buffers(pending)
@@ -296,12 +392,17 @@ class Stepper:
             weight=pending.weight,
             stop=facts.stop,
             staleness=pending.behind,
+            metrics=facts.metrics,
+            loss_scale=loss_scale,
+            skipped=self.scaling is not None and self.scaling.skipped,
         )
 
     def update(self, choice: Choice, *, step: int) -> float:
-        """Update the weights from `.grad`; returns the learning rate that was used."""
+        """Update the weights from `.grad`; returns the learning rate that was used. Random numbers
+        (Langevin dynamics) are those of this step."""
         by_step = self.schedule if self.settings.schedule_every == "step" else None
-        return update(self.optimizer, by_step, choice, seed=self.settings.seed, step=step)
+        seed_everything(key("update", self.settings.seed, step, *self.words))
+        return update(self.optimizer, by_step, choice, scaling=self.scaling)
 
     # ---- parts of a step
 
@@ -343,6 +444,12 @@ class Stepper:
         counts = math.isfinite(facts.loss) and pending.weight > 0
         self._buffers.finish(facts.buffers, keep=counts)
         pending.buffers_merged = True
+        after_batch = self.settings.after_batch
+        if counts and after_batch is not None:
+            seed_everything(key("after batch", self.settings.seed, pending.step))
+            with torch.no_grad():
+                after_batch(self.model, pending.rows)
+        pending.rows = None
 
     def _diverged(self, pending: PendingBatch, what: str, value: float) -> Diverged:
         """End what is still being added of a batch, which may be computed again."""
@@ -391,7 +498,7 @@ class Stepper:
     def seed_between_steps(self, after: str = "") -> None:
         """Give whatever is drawn between two steps of a person's own loop the same numbers on every
         worker, whichever grains it had, and in a run that was resumed there."""
-        words = (after,) if after else ()
+        words = (*self.words, after) if after else self.words
         seed_everything(key("between steps", self.settings.seed, self.step_number, *words))
 
     def forward_context(self) -> AbstractContextManager[Any]:
@@ -409,21 +516,45 @@ class Stepper:
     def _before_first_step(self, given: WorkerBatch) -> LeftAlone:
         """Compare what workers make of the first grain; what the loss holds beside the model is
         returned, to be compared after the step."""
-        if self.settings.compare_workers and isinstance(given.grains, GrainLoader):
-            compute = partial(self._first_grain, given.batch, given.grains)
-            compare_first_grain(self.collective, self.model, compute, self._may_differ)
+        outside, batch, loader = LeftAlone(self._outside), given.batch, given.grains
+        if isinstance(loader, GrainLoader):
+            if self.settings.compare_workers:
+                compute = partial(self._first_grain, batch, loader)
+                compare_first_grain(self.collective, self.model, compute, self._may_differ)
+            # once in a run: not where one goes on, nor where each grain is a batch
+            if not (batch.step or batch.num_grains == 1 or self._whole or self.settings.i_know):
+                self._refuse_not_a_mean(batch, loader)
+            outside.put_back()
         return LeftAlone(self._outside)
+
+    def _refuse_not_a_mean(self, batch: Batch, loader: GrainLoader) -> None:
+        sizes = [len(batch.grain(number)) for number in range(min(GRAINS, batch.num_grains))]
+        grains, weigh = self._load_early(batch, loader, len(sizes)), self.settings.weight
+        weights = None if weigh is None else [float(weigh(grain)) for grain in grains]
+        refuse_not_a_mean(self.loss, self.model, grains, weights, sizes, self.forward_context)
+
+    def _load_early(self, batch: Batch, loader: GrainLoader, count: int) -> list[Any]:
+        """Load and augment the first grains of a batch before their turn."""
+        examples = [batch.grain(number) for number in range(count)]
+        loaded = loader.load([GrainRequest(batch.epoch, each) for each in examples])
+        return [
+            self._augment(batch, number, examples[number], to_device(data, self.collective.device))
+            for number, data in enumerate(loaded)
+        ]
 
     def _first_grain(self, batch: Batch, loader: GrainLoader, copy: nn.Module | None) -> list[Any]:
         """Load a batch's first grain; the copy of the model, if there is one, says its loss and
         gradients."""
-        examples = batch.grain(0)
-        (data,) = loader.load([GrainRequest(batch.epoch, examples)])
-        data = self._augment(batch, 0, examples, to_device(data, self.collective.device))
+        (data,) = self._load_early(batch, loader, 1)
         if copy is None:
             return [data]
+        if self._whole is not None:
+            encoded = tensors_in(self._whole.encode(copy, data, len(batch.grain(0))))
+            torch.autograd.backward([rows.abs().sum() for rows in encoded if rows.requires_grad])
+            return [data, encoded, *(p.grad for p in copy.parameters())]
         with self.forward_context():
-            loss = self.loss(copy, data)
+            loss = loss_alone(self.grain_loss(copy, data))
+        refuse_own_backward(dict(copy.named_parameters()))
         if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
             loss.backward(torch.ones_like(loss))
         return [data, loss, *(p.grad for p in copy.parameters())]
@@ -449,6 +580,13 @@ class Stepper:
         self.settle()
         if self.settings.compare_workers:
             self._replicas.compare_now(when)
+        self.compare_extra(when)
+
+    def compare_extra(self, when: str) -> None:
+        """Raise if workers' extra state is not the same now (all workers together)."""
+        if self.settings.compare_workers:
+            states = {f"extra[{name!r}]": each.state_dict() for name, each in self.extra.items()}
+            refuse_other_values(self.collective, states, when)
 
     def warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from samepath.data import seed_everything
+from samepath.engine.step.scaling import LossScaling, has_gradient
 from samepath.errors import UserError
-from samepath.keys import key
 from samepath.strategies import Choice
 
 
@@ -27,25 +26,26 @@ def update(
     by_step: LRScheduler | None,
     choice: Choice,
     *,
-    seed: int,
-    step: int,
+    scaling: LossScaling | None = None,
 ) -> float:
-    """Update, and advance a schedule that goes by steps; the learning rate that was used. Random
-    numbers (Langevin dynamics) are those of this step. Without any gradient (a batch that counts
-    for nothing) the optimizer is left alone."""
+    """Update, and advance a schedule that goes by steps; the learning rate that was used. Without
+    any gradient (a batch that counts for nothing) the optimizer is left alone. The schedule does
+    not advance where `scaling` leaves the update out."""
     groups = optimizer.param_groups
-    seed_everything(key("update", seed, step))
     rates = [group.get("lr", math.nan) for group in groups]
     if choice.learning_rate != 1.0:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * choice.learning_rate
     used = float(groups[0].get("lr", math.nan))
-    if any(parameter.grad is not None for group in groups for parameter in group["params"]):
-        optimizer.step()
+    if has_gradient(optimizer):
+        if scaling is None:
+            optimizer.step()
+        else:
+            scaling.step(optimizer)
     if choice.learning_rate != 1.0:  # the schedule goes on from its own
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
-    if by_step is not None:
+    if by_step is not None and not (scaling is not None and scaling.skipped):
         for _ in range(choice.schedule_steps):
             by_step.step()
     return used

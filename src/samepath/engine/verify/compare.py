@@ -1,4 +1,4 @@
-"""Where two runs part, and by how much.
+"""Finds where two runs part, and by how much.
 
 In: traces, or two states of one tensor. Out: the first step and name that differ; the first event
 of a grain that differs; how many values differ and how far apart they are.
@@ -31,29 +31,32 @@ class Parting(NamedTuple):
     the run's end shows: a line of its log, its digest."""
 
 
-_OF_STEPS = ("loss", "grain losses", "gradient norm", "learning rate", "noise scale", "epoch loss")
+_OF_STEPS = (
+    *("loss", "metrics of the loss", "grain losses", "gradient norm", "learning rate"),
+    *("noise scale", "epoch loss"),
+)
 """What a step says of itself: a process that continues after it does not know."""
 
 
 def first_parting(a: WorkerTrace, b: WorkerTrace, last_step: int | None = None) -> Parting | None:
-    """Where two traces part, up to a step that both should have come to (the longer's last when not
-    given). They may begin at other steps: one of them continues a run."""
+    """Find where two traces part, up to a step that both should have come to (the longer's last
+    when not given). They may begin at other steps: one of them continues a run."""
     end = max(a.last_step, b.last_step) if last_step is None else last_step
     first, last = max(a.first_step, b.first_step), min(a.last_step, b.last_step, end)
     for step in range(first, last + 1):
         facts, others = a.steps[step - a.first_step], b.steps[step - b.first_step]
-        name = _first_name(facts, others, _unknown(a, b, step))
+        name = first_name(facts, others, _unknown(a, b, step))
         if name is not None:
             return Parting(step, name)
     if min(a.last_step, end) != min(b.last_step, end):  # one of them diverged, or met its target
         return Parting(last + 1, "status")
     if a.last_step == b.last_step == last:
-        name = _first_name(a.end, b.end)
+        name = first_name(a.end, b.end)
         return None if name is None else Parting(last, name)
     return None
 
 
-def _first_name(
+def first_name(
     facts: Mapping[str, Any], others: Mapping[str, Any], unknown: Collection[str] = ()
 ) -> str | None:
     """The first that differs, in the order in which differences are reported."""
@@ -84,7 +87,7 @@ class RunParting(NamedTuple):
 
 
 def first_difference(reference: Recorded, run: Recorded) -> RunParting | None:
-    """Where a run leaves another one. All workers of a run hold the whole state."""
+    """Find where a run leaves another one. All workers of a run hold the whole state."""
     found = []
     for number, (leg, workers) in enumerate(zip(run.route, run.legs, strict=True)):
         stop = None if number == len(run.route) - 1 else leg.stop
@@ -106,7 +109,7 @@ def _at_end(reference: Recorded, run: Recorded) -> tuple[int, Parting] | None:
             if trace.result[name] != result[name]:
                 return worker, Parting(trace.last_step, name)
     for line, other in zip(reference.log, run.log, strict=False):
-        if (logged := _first_name(line, other)) is not None:
+        if (logged := first_name(line, other)) is not None:
             return 0, Parting(line["step"], f"logged {logged}")
     if len(reference.log) != len(run.log):
         return 0, Parting(run.last[0].last_step, "logged lines")

@@ -152,6 +152,7 @@ _BY_POINT = {
         "seed, epoch and example",
     ),
     "loss": _FUNCTION,
+    "encoded": replace(_FUNCTION, where="encode", likely="encode() {keeps}"),
     "metrics": _FUNCTION,
     "gradient": _GRADIENT,
     "backward": _GRADIENT,
@@ -178,6 +179,63 @@ _SUM = Cause(
     remedy="remove such hooks (clip_norm clips); if there are none, please report it with this "
     "recipe: it is our fault",
 )
+
+
+_IN_SCRIPTS = {
+    "settings": (
+        "the script makes the optimizer or its schedule from something that is not the same at "
+        "every worker count (WORLD_SIZE, session.num_workers, the time)",
+        "make learning rate and schedule from numbers of your own; samepath keeps the batch, so "
+        "they need not change with workers",
+    ),
+    "initial weights": (
+        "the script makes the model before samepath.start(), from a generator of its own, or from "
+        "something that is not the same at every worker count",
+        "make the model after samepath.start(), which sets the generators from the seed",
+    ),
+}
+"""What is likely, and a remedy, where a script takes the place of a recipe's functions."""
+_BETWEEN = Cause(
+    where="between steps",
+    found="the state after the step before agrees, and before this one it does not",
+    likely="what the script does to the model or the optimizer between steps depends on the "
+    "worker's number, on the number of workers, or on something computed from one worker's part",
+    remedy="do it alike on every worker, from what is the same on all: the result of trainer.step, "
+    "trainer.evaluate, and random numbers of torch, numpy and Python",
+)
+_CONTROL = Cause(
+    where="control flow",
+    found="the scripts do other things from here on: {mine} in one run, {yours} in the other",
+    likely="a condition of the loop depends on the time, the worker's number, the number of "
+    "workers, or on something computed from one worker's part",
+    remedy="decide by what is the same on every worker: the result of trainer.step or "
+    "trainer.evaluate",
+)
+_PRINTED = Cause(
+    where="output",
+    found="weights, losses and metrics agree, and what is printed does not: {mine!r} against "
+    "{yours!r}",
+    likely="the script prints something that one worker computed from its own part, or the number "
+    "of workers",
+    remedy="print what trainer.step and trainer.evaluate return (the same on every worker); what "
+    "belongs to one machine goes to standard error",
+)
+_WRITTEN = Cause(
+    where="files",
+    found="weights, losses and metrics agree, and the file {mine!r} does not",
+    likely="several workers write it, or it holds something that one worker computed from its own "
+    "part",
+    remedy="write on the first worker alone (if session.is_first), and what trainer.step and "
+    "trainer.evaluate return",
+)
+OF_SCRIPTS = {"between": _BETWEEN, "other": _CONTROL, "printed": _PRINTED, "written": _WRITTEN}
+
+
+def explain_script(evidence: Evidence) -> Cause:
+    """The likely cause within a step of a script's trainer, or before its first."""
+    cause = explain(evidence)
+    likely, remedy = _IN_SCRIPTS.get(cause.where, (cause.likely, cause.remedy))
+    return replace(cause, likely=likely, remedy=remedy)
 
 
 def explain(evidence: Evidence) -> Cause:

@@ -55,6 +55,9 @@ class Shortened:
         ):
             if number is None or total is None or number == total:
                 continue
+            if split == "train" and recipe.sampler is not None:
+                recipe = replace(recipe, sampler=recipe.sampler.of_length(number))
+                continue
             rows = np.arange(number, dtype=np.int64) * total // number
             facts = getattr(recipe, f"{split}_facts")
             changes: dict[str, Any] = {
@@ -105,7 +108,7 @@ class Recorded:
     legs: list[list[WorkerTrace]]
     """Traces by leg and worker; workers of the last one ended the run."""
     folders: list[Path]
-    """By leg: where its traces are, and the state that was looked into."""
+    """Folders by leg: where its traces are, and the state that was looked into."""
     log: list[dict[str, Any]]
     """Its metrics, without times."""
 

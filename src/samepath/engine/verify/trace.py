@@ -10,16 +10,17 @@ differs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from samepath.engine.checks.refuse import OwnHook
+from samepath.engine.comm.rows import tensors_in
 from samepath.engine.comm.tensors import fingerprint
 from samepath.engine.run.loop import Run
 from samepath.engine.run.trainer import Trainer
@@ -48,17 +49,18 @@ class GrainEvent(NamedTuple):
     """One thing that happened to a grain."""
 
     point: str
-    """loaded, weight, augmented, input, output, loss, buffer, backward, gradient or metrics"""
+    """loaded, weight, augmented, input, output, loss (or encoded), buffer, backward, gradient or
+    metrics"""
     name: str
-    """Of the module (input, output; backward: the gradient at its output), parameter (gradient) or
-    buffer."""
+    """The name of the module (input, output; backward: the gradient at its output), parameter
+    (gradient) or buffer."""
     inside: str | None
     """The module whose forward was running; None outside the model."""
     fingerprint: str
 
 
 Grains = dict[str, list[GrainEvent]]
-"""By grain: "train 0", or "valid 0" for validation."""
+"""Traces by grain: "train 0", or "valid 0" for validation."""
 
 
 @dataclass
@@ -66,7 +68,7 @@ class WorkerTrace:
     """What one worker saw."""
 
     steps: list[dict[str, str]] = field(default_factory=list)
-    """For every step (the first: before any) a fingerprint by name, in the order in which a
+    """Fingerprints of every step (the first: before any) by name, in the order in which a
     difference is reported: model, optimizer, settings, losses, metrics."""
     first_step: int = 0
     """Completed when this process began: above 0 where it continued a run."""
@@ -122,29 +124,20 @@ class TraceRecorder:
         return state_fingerprints(state_of(self._trainer))
 
     def _after_step(self, trainer: Trainer, results: Sequence[StepResult]) -> None:
-        facts = self._state()
-        # one update a step; with a lag none at first
-        facts["loss"] = " ".join(result.loss.hex() for result in results)
-        facts["grain losses"] = fingerprint([result.grain_losses for result in results])
-        facts["gradient norm"] = " ".join(result.gradient_norm.hex() for result in results)
-        facts["learning rate"] = " ".join(result.learning_rate.hex() for result in results)
-        facts["noise scale"] = json.dumps([r.noise and asdict(r.noise) for r in results])
+        facts = self._state() | step_facts(results)
         progress = self._run.progress
         if trainer.step_number == progress.epoch_began:  # an epoch has ended
             if progress.train_loss is not None:
                 facts["epoch loss"] = progress.train_loss.hex()
-            facts |= _metric_facts(progress.metrics)
+            facts |= metric_facts(progress.metrics)
         self._trace.steps.append(facts)
         if trainer.step_number == self._job.look_into:
-            self._trace.batch_gradient = {
-                name: fingerprint(parameter.grad)
-                for name, parameter in trainer.model.named_parameters()
-            }
+            self._trace.batch_gradient = gradient_facts(trainer)
 
     def end(self, result: RunResult) -> None:
         """Leave the trace in the folder."""
         job, trace, worker = self._job, self._trace, self._run.session.worker
-        trace.steps[-1] |= _metric_facts(result.metrics)
+        trace.steps[-1] |= metric_facts(result.metrics)
         trace.end = self._state()
         trace.result = asdict(result)
         if worker == job.keep_worker and self._trainer.step_number == job.look_into:
@@ -152,8 +145,26 @@ class TraceRecorder:
         trace.write(trace_path(job.folder, worker))
 
 
-def _metric_facts(metrics: Mapping[str, float]) -> dict[str, str]:
+def step_facts(results: Sequence[StepResult]) -> dict[str, str]:
+    """What a step says of itself: one update a step; with a lag none at first."""
+    metrics = [result.metrics for result in results]
+    return {
+        "loss": " ".join(result.loss.hex() for result in results),
+        **({"metrics of the loss": fingerprint(metrics)} if any(metrics) else {}),
+        "grain losses": fingerprint([result.grain_losses for result in results]),
+        "gradient norm": " ".join(result.gradient_norm.hex() for result in results),
+        "learning rate": " ".join(result.learning_rate.hex() for result in results),
+        "noise scale": json.dumps([r.noise and asdict(r.noise) for r in results]),
+    }
+
+
+def metric_facts(metrics: Mapping[str, float]) -> dict[str, str]:
     return {f"valid {name}": float(value).hex() for name, value in metrics.items()}
+
+
+def gradient_facts(trainer: Trainer) -> dict[str, str]:
+    """Fingerprints of the batch's gradient by parameter."""
+    return {n: fingerprint(parameter.grad) for n, parameter in trainer.model.named_parameters()}
 
 
 def state_fingerprints(state: State) -> dict[str, str]:
@@ -175,7 +186,8 @@ class GrainWatch:
         self._last_output: Any = None
         trainer.watch = self._watch
         for name, module in trainer.model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+            # a script takes no hooks, and compiled code would be other code with them
+            if not (isinstance(module, torch.jit.ScriptModule) or trainer.settings.compile):
                 module.register_forward_pre_hook(partial(self._before, name), with_kwargs=True)
                 module.register_forward_hook(partial(self._after, name))
         for name, parameter in trainer.model.named_parameters():
@@ -185,6 +197,8 @@ class GrainWatch:
 
     def _watch(self, point: str, grain: int, value: Any) -> None:
         """The trainer's own points; a grain begins with its data and ends with `done`."""
+        if point == "examples":  # those of the plan, which all workers have
+            return
         if point in ("loaded", "valid"):
             phase, when = ("train", self._step - 1) if point == "loaded" else (point, self._step)
             if self._trainer.step_number != when:
@@ -192,6 +206,10 @@ class GrainWatch:
             self._events = self._grains[f"{phase} {grain}"] = []
             self._running = []
             point = "loaded"
+        if point == "resumed":  # the backward pass of a whole batch's grain
+            if self._trainer.step_number == self._step - 1:
+                self._events = self._grains[f"train {grain}"]
+            return
         if point == "factors":  # in place of a weight's gradient
             for name, rows in value:
                 self._add("gradient", name, rows)
@@ -200,7 +218,7 @@ class GrainWatch:
             self._events = self._last_output = None
             return
         self._add(point, "", value)
-        if point == "loss":
+        if point in ("loss", "encoded"):
             for name, buffer in self._trainer.model.named_buffers():
                 self._add("buffer", name, buffer)
 
@@ -221,15 +239,7 @@ class GrainWatch:
             self._add("output", name, output)
             # a container mostly hands on what its last module made: that one's gradient it is
             if output is not self._last_output:
-                for tensor in _tensors(output):
+                for tensor in tensors_in(output):
                     if tensor.requires_grad:
                         tensor.register_hook(partial(self._add, "backward", name))
             self._last_output = output
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, tuple, list)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(inner)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samepath.console import Watcher
-from samepath.data.sources import TensorSource
+from samepath.data.sources import DatasetSource, TensorSource, as_source
 from samepath.engine.comm.environment import read_place
-from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve, training_source
+from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve
 from samepath.engine.run.request import Request
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state import checkpoint
@@ -32,6 +32,7 @@ from samepath.engine.verify.compare import (
     first_parting,
 )
 from samepath.engine.verify.explain import AT_END, Cause, Evidence, explain
+from samepath.engine.verify.items import find_escape
 from samepath.engine.verify.runs import Leg, Recorded, Route, Runner, num_valid, shorten
 from samepath.engine.verify.trace import Grains, WorkerTrace, state_path
 from samepath.errors import UserError
@@ -186,8 +187,10 @@ def verify(request: VerifyRequest) -> Verdict:
         difference = None
         if parted:
             first, run = min(parted, key=lambda each: each[0].parting.step)
-            in_memory = isinstance(training_source(recipe), TensorSource)
+            source = as_source(recipe.train, seed=0, collate=recipe.collate)
+            in_memory = isinstance(source, TensorSource)
             difference = _look_into(first, runner, runs[0], run, data_in_memory=in_memory)
+            difference = replace(difference, cause=_with_escape(difference.cause, recipe, options))
     return Verdict(
         options=options,
         trained=Trained(
@@ -207,8 +210,8 @@ def verify(request: VerifyRequest) -> Verdict:
 
 
 def stops_of(steps: int, per_epoch: int) -> list[int]:
-    """Where a run is saved and continued: within the first epoch, and after its end if there are
-    steps left."""
+    """Say where a run is saved and continued: within the first epoch, and after its end if there
+    are steps left."""
     first = max(1, min(per_epoch, steps) // 2)
     second = min(per_epoch + 1, steps - 1)
     return [stop for stop in (first, second if second > first else steps) if stop < steps]
@@ -249,9 +252,24 @@ def _counted(run: Recorded, found: RunParting | None) -> Counted:
         **{name: result[name] for name in names},
         route=list(run.route),
         worker_digests=[trace.result["digest"] for trace in run.last],
-        seconds=sum(leg[0].result["seconds"] for leg in run.legs),
+        seconds=result["seconds"],
         parts_at=None if found is None else found.parting.step,
     )
+
+
+def _with_escape(cause: Cause, recipe: Recipe, options: Options) -> Cause:
+    """Add to a cause in the data which function gives something else each time, where one does."""
+    if cause.where != "data":
+        return cause
+    for data in (recipe.train, recipe.valid):
+        if data is None:
+            continue
+        source = as_source(data, seed=options.seed, collate=recipe.collate)
+        escape = find_escape(source) if isinstance(source, DatasetSource) else None
+        if escape is not None:
+            found = f"{escape} returns something else when an example is loaded again"
+            return replace(cause, found=f"{cause.found}; {found}")
+    return cause
 
 
 def _look_into(

@@ -1,7 +1,8 @@
 """What `samepath advise` found, the content of `advice.json`, and its verdict in words.
 
-In: measurements, short runs and the model. Out: frozen dataclasses, and a verdict of two sentences
-(how many workers; which batch and rate). Guaranteed: every time says how it is known, "measured"
+In: measurements, short runs and the model. Out: frozen dataclasses, and a verdict: a sentence on
+how many workers and nodes for this machine and one for the first network, then one on batch and
+rate, a line each. Guaranteed: every time says how it is known, "measured"
 (with that many real workers, here) or "modelled"; nothing is claimed that was not found; "cannot be
 told" is an answer. Units are in the names.
 """
@@ -14,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from samepath.console import sentence
 from samepath.timing.links import HERE, NetworkFacts
-from samepath.timing.measured import How
+from samepath.timing.measured import MOST_OFF, How
 
 Limit: TypeAlias = Literal["link", "update", "waiting", "crowding", "grains", "cores", "asked"]
 """What keeps more workers from paying: reductions that nothing hides; what every worker does alike;
@@ -75,6 +77,8 @@ class ScalingCurve:
     """The smallest number of workers that is not worth doubling; None: beyond the table."""
     best: int
     """The largest with an efficiency above the floor; 1 where no number above 1 has it."""
+    nodes: int
+    """The computers that `best` workers fill."""
     limit: Limit
     """What keeps the next number in the table from it."""
     grain_size: int
@@ -89,6 +93,22 @@ class ScalingCurve:
     """None with fewer than three numbers of workers."""
     calibration: float
     """Modelled times are multiplied by it, so that the model's one worker is the measured one."""
+    machine: str = ""
+    """The machine whose computing was measured."""
+    compute: float = 1.0
+    """How many times as fast the computers of this curve are."""
+    model_error: float | None = None
+    """How far the model is off with several real workers of that machine; None: not known."""
+
+    @property
+    def is_model_off(self) -> bool:
+        """Modelled times are too far off to go by."""
+        return self.model_error is not None and self.model_error > MOST_OFF
+
+    @property
+    def computers(self) -> str:
+        """Name the computers that the curve is about."""
+        return "like this one" if self.compute == 1.0 else f"{self.compute:g} times as fast"
 
     @property
     def gain_words(self) -> str:
@@ -182,6 +202,72 @@ class CriticalBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Branch:
+    """One run from the base run's state, with one batch size and one order of the data."""
+
+    batch_size: int
+    seed: int
+    rate_factor: float
+    """What the recipe's learning rate is multiplied by."""
+    ended: str
+    """finished, or what ended it early: diverged, early, target, stuck."""
+    loss: float | None
+    """Smoothed training loss after as many examples as are compared; None: it did not get there."""
+    examples: float | None
+    """Until the smoothed loss is the one that the base's own batch comes to; None: it never is."""
+    ratio: float | None
+    """Those examples over what the base's own batch takes to the same loss."""
+    curve: tuple[tuple[float, float], ...]
+    """Examples since the branch began, and the smoothed loss there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredBatch:
+    """The critical batch, measured by branches of one run (Merrill et al. 2025)."""
+
+    base_batch: int
+    base_epochs: int
+    base_steps: int
+    """Where the branches begin."""
+    epochs: int
+    """After which losses are compared."""
+    most_epochs: int
+    """That a branch is given to come to the base's loss."""
+    window: int
+    """Examples over which losses are averaged."""
+    tolerance: float
+    """A batch is within it that takes at most this part more examples than the base's."""
+    rule: str
+    """The strategy by which the learning rate grows with the batch."""
+    seeds: tuple[int, ...]
+    branches: tuple[Branch, ...]
+    critical: int
+    """The largest batch that the median order keeps within the tolerance, and all smaller ones."""
+    low: int
+    """The largest that every order keeps within it, and all smaller ones."""
+    high: int | None
+    """The smallest that no order keeps within it; None: none that was tried."""
+    fitted: float | None
+    """B_crit of E = E_min (1 + B / B_crit), the median of orders; infinite: no batch takes more
+    examples; None: too few batches come to the loss."""
+    fitted_low: float | None
+    fitted_high: float | None
+    """The smallest and the largest that single orders give."""
+    noise_scale: float | None
+    """Of the base run, where the branches begin; None: not known."""
+    noise_low: float | None
+    """The critical batch that the noise scale's interval leads to."""
+    noise_high: float | None
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        return sorted({branch.batch_size for branch in self.branches})
+
+    def of(self, batch_size: int) -> list[Branch]:
+        return [branch for branch in self.branches if branch.batch_size == batch_size]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Advice:
     """Everything that was found."""
 
@@ -204,6 +290,8 @@ class Advice:
     notes: tuple[str, ...]
     seconds: dict[str, float]
     """What each part took."""
+    measured_batch: MeasuredBatch | None = None
+    """None: not asked for."""
 
 
 # ---- in words
@@ -230,11 +318,14 @@ def verdict(
     *,
     batch_size: int,
     floor: float,
+    measured: MeasuredBatch | None = None,
 ) -> str:
-    """The advice in two sentences."""
-    first = "; ".join(_of_curve(curve, floor) for curve in _main(curves))
-    second = f"{_of_batch(batch, batch_size, floor)}; {_of_rate(rates)}"
-    return f"{_capital(first)}. {_capital(second)}."
+    """The advice in lines: how many workers and nodes, for this machine and for the first network;
+    the last on batch and rate, with the critical batch where it was measured."""
+    scaling = [f"{sentence(_of_curve(curve, floor))}." for curve in _main(curves)]
+    last = f"{sentence(_of_batch(batch, batch_size, floor))}; {_of_rate(rates)}."
+    last += "" if measured is None else f" {sentence(of_measured(measured))}."
+    return "\n".join([*scaling, last])
 
 
 def _main(curves: Sequence[ScalingCurve]) -> list[ScalingCurve]:
@@ -245,25 +336,75 @@ def _main(curves: Sequence[ScalingCurve]) -> list[ScalingCurve]:
 
 
 def _of_curve(curve: ScalingCurve, floor: float) -> str:
-    place = "on this machine" if curve.network == HERE else f"over {curve.network}"
-    if curve.best == 1:
-        more = [row for row in curve.rows if row.workers > 1]
-        if not more:
-            return f"{place} there is only one worker to be had: {_NO_MORE[curve.limit][1]}"
-        return (
-            f"{place} stay with one worker: {more[0].workers} would keep {more[0].efficiency:.0%} "
-            f"efficiency, below {floor:.0%}, because {_COSTS[curve.limit]}"
-        )
-    gain = f"; {curve.gain_words}" if curve.gain_words else ""
+    is_here = curve.network == HERE
+    place = f"on this machine ({curve.machine})" if is_here else f"over {curve.network}"
+    more = [row for row in curve.rows if row.workers > 1]
+    if not more:
+        return f"{place} there is only one worker to be had: {_NO_MORE[curve.limit][1]}"
     row, alone = curve.row(curve.best), curve.row(1)
-    nodes = f" on {row.nodes} nodes" if row.nodes not in (1, row.workers) else ""
-    costs = _COSTS.get(curve.limit)
-    beyond = _NO_MORE[curve.limit][0] if costs is None else f"beyond that {costs}"
+    said = row if row.workers > 1 else more[0]
+    source = _source(curve, said)
+    if said.how == "modelled" and curve.is_model_off:
+        return f"{place} nothing can be said of several workers: {source}, too far to go by"
+    if row is alone:
+        kept, least = _apart(said.efficiency, floor)
+        return (
+            f"{place} stay with one worker: {in_nodes(said)} would keep {kept} efficiency, below "
+            f"{least}, because {_COSTS[curve.limit]}; {source}"
+        )
     return (
-        f"{place} take {row.workers} workers{nodes}, {row.speedup:.1f} times as fast as one at "
-        f"{row.efficiency:.0%} efficiency ({span(alone.training_seconds)} of training become "
-        f"{span(row.training_seconds)}; {beyond}){gain}"
+        f"{place} take {in_nodes(row)}: {row.speedup:.1f} times as fast as one, "
+        f"{row.efficiency:.0%} efficient (training {span(row.training_seconds)}, alone "
+        f"{span(alone.training_seconds)}); {_beyond(curve)}; {source}"
     )
+
+
+def in_nodes(row: Row) -> str:
+    """ "4 workers (2 nodes of 2)"."""
+    workers = "1 worker" if row.workers == 1 else f"{row.workers} workers"
+    if row.nodes == 1:
+        return f"{workers} (1 node)"
+    each = -(-row.workers // row.nodes)
+    most = "" if row.workers == each * row.nodes else "at most "
+    return f"{workers} ({row.nodes} nodes of {most}{each})"
+
+
+def _source(curve: ScalingCurve, row: Row) -> str:
+    """Whose computing was measured, and how good the model is where it was used."""
+    error = curve.model_error
+    checked = (
+        "model not checked" if error is None else f"model {error:.0%} off where it can be checked"
+    )
+    if curve.network == HERE:
+        return "measured" if row.how == "measured" else f"modelled ({checked})"
+    faster = "" if curve.compute == 1.0 else f", taken {curve.compute:g} times as fast"
+    return f"computing measured on {curve.machine}{faster}, network modelled ({checked})"
+
+
+def _beyond(curve: ScalingCurve) -> str:
+    """What more workers would bring, as far as the table goes."""
+    if curve.limit in _NO_MORE:
+        return _NO_MORE[curve.limit][0]
+    seconds = {row.workers: row.step_seconds for row in curve.rows if row.workers >= curve.best}
+    saved = [1.0 - seconds[2 * n] / taken for n, taken in seconds.items() if 2 * n in seconds]
+    because = _COSTS[curve.limit]
+    if not saved:
+        return f"beyond that {because}"
+    if max(saved) <= 0.0:
+        return f"doubling them saves nothing, because {because}"
+    return (
+        f"beyond that a doubling saves at most {math.ceil(100.0 * max(saved))}% of the time, "
+        f"because {because}"
+    )
+
+
+def _apart(value: float, limit: float) -> tuple[str, str]:
+    """Two percentages with as many digits as tell them apart: "79.9%" and "80.0%"."""
+    for digits in range(4):
+        texts = f"{value:.{digits}%}", f"{limit:.{digits}%}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def _of_batch(batch: CriticalBatch, batch_size: int, floor: float) -> str:
@@ -293,6 +434,33 @@ def _of_batch(batch: CriticalBatch, batch_size: int, floor: float) -> str:
         f"whether a larger batch than {batch_size:,} pays cannot be told yet: the critical batch "
         f"is {between}"
     )
+
+
+def of_measured(found: MeasuredBatch) -> str:
+    """The measured critical batch, and whether the noise scale says the same."""
+    orders = f"{len(found.seeds)} orders of the data" if len(found.seeds) > 1 else "one order"
+    end = "with no end found" if found.high is None else f"below {found.high:,}"
+    said = f"{found.critical:,} (at least {found.low:,}, {end})"
+    if found.low == found.batch_sizes[-1]:
+        said = f"{found.low:,} or more, the largest that was tried"
+    return (
+        f"branches after epoch {found.base_epochs} ({orders}) put the critical batch at {said}; "
+        f"{_against_noise(found)}"
+    )
+
+
+def _against_noise(found: MeasuredBatch) -> str:
+    if found.noise_low is None or found.noise_high is None:
+        return "there is no noise scale there to compare with"
+    noise = f"between {examples(found.noise_low)} and {examples(found.noise_high)}"
+    if math.isinf(found.noise_high):
+        noise = f"at least {examples(found.noise_low)}"
+    said = f"the noise scale there would put it {noise}, "
+    if found.low > found.base_batch and found.noise_high < found.low:
+        return said + "which is too low"
+    if found.high is not None and found.noise_low >= found.high:
+        return said + "which is too high"
+    return said + "which does not contradict it"
 
 
 def _of_rate(rates: RangeTest) -> str:
@@ -348,7 +516,3 @@ def examples(number: float) -> str:
         return "no end"
     digits = 0 if number < 1.0 else max(0, int(math.log10(number)) - 1)
     return f"{round(number, -digits):,.0f}" if number >= 1.0 else f"{number:.2g}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,8 +1,9 @@
 """Advice for a recipe: how many workers, which grain, whether a larger batch or rate has room.
 
 In: an AdviseRequest. Out: an Advice, and the MeasuredStep it rests on. Guaranteed: bad input raises
-before anything is measured; nothing is written but temporary files, which go; the parts share the
-time that was given, and each says what it could not finish; a step is "measured" only where that
+before anything is measured; nothing is written but temporary files, which go, and the runs that
+measure the critical batch where that is asked for; the other parts share the time that was given,
+and each says what it could not finish; a step is "measured" only where that
 many real workers ran here over this link, all others are modelled (`timing.model`), scaled so that
 the model's one worker is the measured one.
 """
@@ -14,10 +15,11 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from samepath.console import Watcher
+from samepath.console import Watcher, count
 from samepath.engine.run.options import Options, Overrides, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.errors import UserError
@@ -31,6 +33,12 @@ from samepath.insight.advise.advice import (
     ScalingCurve,
     verdict,
 )
+from samepath.insight.advise.branches import (
+    FOLDER,
+    BranchRequest,
+    measure_batch,
+    plan_branches,
+)
 from samepath.insight.advise.runs import (
     LEAST_STEPS,
     MOST_STEPS,
@@ -42,8 +50,8 @@ from samepath.insight.advise.runs import (
     short_runs,
 )
 from samepath.plan import grain_size_for
-from samepath.recipe import find_recipe
-from samepath.timing.links import HERE, Cluster, check_cluster, find_cluster
+from samepath.recipe import Recipe, find_recipe
+from samepath.timing.links import HERE, Cluster, check_cluster, find_cluster, in_nodes
 from samepath.timing.measured import How, MeasuredStep
 from samepath.timing.model import (
     OURS,
@@ -81,6 +89,14 @@ class AdviseRequest(Overrides):
     floor: float = FLOOR
     price_per_worker_hour: float | None = None
     minutes: float = MINUTES
+    compute: float = 1.0
+    """How many times as fast as this machine the computers behind other networks are."""
+    workers_per_node: int | None = None
+    """Of other networks; None: as many as the network's preset says, one where it says nothing."""
+    branches: BranchRequest | None = None
+    """How the critical batch is measured; None: it is not."""
+    folder: Path | None = None
+    """Where the runs for that are kept."""
     command: tuple[str, ...] = ()
 
 
@@ -88,7 +104,8 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
     """Measure for as long as was said, and reason."""
     began = time.perf_counter()
     refuse(request)
-    options, recipe_rate = _look_into(request)
+    recipe, options, recipe_rate = _look_into(request)
+    planned = None if request.branches is None else plan_branches(request.branches, options)
     notes: list[str] = []
 
     def tell(text: str) -> None:
@@ -100,7 +117,9 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
     seconds = {part: 60.0 * request.minutes * share for part, share in SHARES.items()}
     took: dict[str, float] = {}
     try:
-        part = f"timing grains, updates and reductions, about {seconds['step']:.0f} s"
+        part = (
+            f"timing grains, updates and reductions: {seconds['step']:.0f} s, and starting workers"
+        )
         watcher.progress(part, 0, None)
         try:
             measured = measure_step(options, seconds=seconds["step"], tell=tell)
@@ -115,6 +134,14 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
         found = short_runs(task)
     finally:
         watcher.close()
+    measured_batch = None
+    if planned is not None:
+        assert request.folder is not None, "measuring the critical batch needs a folder"
+        now, place = time.perf_counter(), request.folder / FOLDER
+        measured_batch = measure_batch(
+            planned, recipe, options, place, measured, watcher, request.command
+        )
+        took["branches_seconds"] = time.perf_counter() - now
     took |= {"rates_seconds": found.rate_seconds, "noise_seconds": found.noise_seconds}
     rates, batch = judged(request, options, task, found, grain_fixed=measured.grain_fixed)
     curves = curves_of(request, options, measured)
@@ -134,9 +161,17 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
         curves=curves,
         rates=rates,
         batch=batch,
-        verdict=verdict(curves, rates, batch, batch_size=options.batch_size, floor=request.floor),
+        verdict=verdict(
+            curves,
+            rates,
+            batch,
+            batch_size=options.batch_size,
+            floor=request.floor,
+            measured=measured_batch,
+        ),
         notes=tuple(notes),
         seconds=took,
+        measured_batch=measured_batch,
     ), measured
 
 
@@ -169,21 +204,31 @@ def refuse(request: AdviseRequest) -> None:
     price = request.price_per_worker_hour
     if price is not None and not 0.0 <= price < float("inf"):
         raise UserError(f"--price {price:g}: give what a worker costs an hour, such as 0.9")
+    if not 0.0 < request.compute < float("inf"):
+        raise UserError(f"--compute {request.compute:g}: give a factor above 0, such as 12")
+    per_node = request.workers_per_node
+    if per_node is not None and per_node < 1:
+        raise UserError(f"--workers-per-node {per_node}: give at least 1")
+    if per_node is not None and all(map(_is_here, request.networks)):
+        raise UserError(
+            f"--workers-per-node {per_node}: this machine is one node; give a --network too, such "
+            "as 10GbE"
+        )
     if request.steps == 0:
         raise UserError("--steps 0: a short run has at least one step; leave --steps out")
     for text in request.networks:
         check_cluster(text)
 
 
-def _look_into(request: AdviseRequest) -> tuple[Options, float]:
-    """The recipe's options, without an end before its epochs', and its learning rate."""
+def _look_into(request: AdviseRequest) -> tuple[Recipe, Options, float]:
+    """The recipe, its options, without an end before its epochs', and its learning rate."""
     recipe = find_recipe(request.recipe, request.data, request.keep, threads=request.threads or 1)
     options = resolve(recipe, replace(request, steps=None))
     refuse_recipe(recipe, options, 1)
     model = recipe.model()
     optimizer = recipe.optimizer(p for p in model.parameters() if p.requires_grad)
-    options = replace(options, target=None, patience=None)
-    return options, float(optimizer.param_groups[0]["lr"])
+    options = replace(options, target=None, patience=None, stop_patience=None)
+    return recipe, options, float(optimizer.param_groups[0]["lr"])
 
 
 def plan_runs(
@@ -247,9 +292,9 @@ def judged(
     if not task.noise_options.steps:
         notes.append("a batch of a single grain has no noise scale")
     elif not points:
-        notes.append(f"a run of {_steps(found.noise_steps)} is too short for a noise scale")
+        notes.append(f"a run of {count(found.noise_steps, 'step')} is too short for a noise scale")
     if found.noise_status == "diverged":
-        notes.append(f"the run diverged after {_steps(found.noise_steps)}")
+        notes.append(f"the run diverged after {count(found.noise_steps, 'step')}")
     if task.noise_options.grain_size != options.grain_size:
         another = ", over which the model then normalises" * grain_fixed
         notes.append(f"measured in grains of {task.noise_options.grain_size}{another}")
@@ -265,10 +310,6 @@ def judged(
     return rates, batch
 
 
-def _steps(number: int) -> str:
-    return f"{number} {'step' if number == 1 else 'steps'}"
-
-
 # ---- how many workers pay over one link, and in which grains
 
 
@@ -277,15 +318,64 @@ def curves_of(
 ) -> tuple[ScalingCurve, ...]:
     """One for each network; this machine has only as many workers as it has cores or GPUs."""
     found = []
+    error = model_error(request, options, measured)
     for text in dict.fromkeys(request.networks):
-        here = text.strip().lower() == HERE
+        here = _is_here(text)
         ends: list[tuple[int, Limit]] = [(most_workers(measured), "grains")]
         ends += [(available_workers(), "cores")] if here else []
         ends += [(request.max_workers, "asked")] if request.max_workers else []
         most, end = min(ends, key=lambda each: each[0])
         cluster = find_cluster(text, here=measured.local)
-        found.append(curve(request, options, measured, cluster, most, end=end, here=here))
+        compute = 1.0 if here else request.compute
+        if request.workers_per_node is not None and not here:
+            cluster = in_nodes(cluster, request.workers_per_node, measured.local)
+            if compute != 1.0:  # how other computers' workers share memory is not known
+                cluster = replace(cluster, is_like_here=False)
+        taken = faster(measured, compute)
+        found.append(
+            replace(
+                curve(request, options, taken, cluster, most, end=end, here=here),
+                machine=measured.machine,
+                compute=compute,
+                model_error=error,
+            )
+        )
     return tuple(found)
+
+
+def _is_here(network: str) -> bool:
+    return network.strip().lower() == HERE
+
+
+def faster(measured: MeasuredStep, factor: float) -> MeasuredStep:
+    """The step on a computer that is so many times as fast, over the same links."""
+    if factor == 1.0:
+        return measured
+    return replace(
+        measured,
+        grain_times={
+            size: tuple(time / factor for time in times)
+            for size, times in measured.grain_times.items()
+        },
+        update_seconds=measured.update_seconds / factor,
+        step_seconds={n: time / factor for n, time in measured.step_seconds.items() if n == "1"},
+        coarsest_step_seconds=None,
+    )
+
+
+def model_error(request: AdviseRequest, options: Options, measured: MeasuredStep) -> float | None:
+    """How far the model is off at most where several real workers were timed; None: none were."""
+    cluster = find_cluster(HERE, here=measured.local)
+    most = min(available_workers(), most_workers(measured))
+    rows = curve(request, options, measured, cluster, most, end="cores", here=True).rows
+    return max(
+        (
+            abs(row.modelled_seconds / row.step_seconds - 1.0)
+            for row in rows
+            if row.how == "measured" and row.workers > 1
+        ),
+        default=None,
+    )
 
 
 def worker_counts(most: int) -> list[int]:
@@ -355,6 +445,7 @@ def curve(
         rows=tuple(rows),
         knee=knee(counts, seconds),
         best=best,
+        nodes=next(row.nodes for row in rows if row.workers == best),
         limit=limit(workload, cluster, found[1], found[after[0]]) if after else end,
         grain_size=grain_size_for(measured.batch_size, fewer) if fewer else measured.grain_size,
         max_workers=fewer,
@@ -378,14 +469,12 @@ def _seconds(measured: MeasuredStep, cluster: Cluster, workers: int, grain_size:
     return step_seconds(workload_from(measured, grain_size=grain_size), cluster, workers)
 
 
-def knee(
-    counts: Sequence[int], seconds: Mapping[int, float], least_gain: float = LEAST_GAIN
-) -> int | None:
+def knee(counts: Sequence[int], seconds: Mapping[int, float]) -> int | None:
     """The smallest number of workers that is not worth doubling, from seconds by number; None: all
     are that can be."""
 
     def is_worth_it(n: int) -> bool:
-        return 2 * n not in seconds or seconds[2 * n] <= (1.0 - least_gain) * seconds[n]
+        return 2 * n not in seconds or seconds[2 * n] <= (1.0 - LEAST_GAIN) * seconds[n]
 
     return next((n for n in counts if not is_worth_it(n)), None)
 

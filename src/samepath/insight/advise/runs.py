@@ -24,7 +24,6 @@ short run can find that there is room, but not that there will be none.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +36,7 @@ import torch
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, ReduceLROnPlateau
 
 from samepath.engine.comm.collective import Alone
-from samepath.engine.launch.launch import launch
+from samepath.engine.launch.launch import call_workers
 from samepath.engine.run.loop import Run
 from samepath.engine.run.options import Options, recipe_of
 from samepath.engine.run.session import Session, start
@@ -114,14 +113,12 @@ class ShortRuns:
 def short_runs(task: ShortRunsTask) -> ShortRuns:
     """Do all of it on real workers of this machine."""
     with owned_folder("advise-") as folder:
-        launch(_work, (task, Path(folder)), task.workers)
-        found = json.loads((Path(folder) / "found.json").read_text())
-    found["losses"] = {float(rate): losses for rate, losses in found["losses"].items()}
-    return ShortRuns(**found)
+        found: ShortRuns = call_workers(_work, (task, Path(folder)), task.workers)[0]
+    return found
 
 
-def _work(task: ShortRunsTask, folder: Path) -> None:
-    """One worker's part."""
+def _work(task: ShortRunsTask, folder: Path) -> ShortRuns | None:
+    """One worker's part; what all found, on the first worker."""
     recipe = only_training(recipe_of(task.options))
     with start(seed=task.options.seed, threads=task.options.threads) as session:
         began = time.perf_counter()
@@ -134,18 +131,18 @@ def _work(task: ShortRunsTask, folder: Path) -> None:
         if task.noise_options.steps:
             status, steps = _train(recipe, task.noise_options, session, place, over)
         ended = time.perf_counter()
-        if session.is_first:
-            found = ShortRuns(
-                losses=losses,
-                rate_steps=rate_steps,
-                rates_note=note,
-                rate_seconds=tried - began,
-                lines=place.read_metrics(),
-                noise_status=status,
-                noise_steps=steps,
-                noise_seconds=ended - tried,
-            )
-            (folder / "found.json").write_text(json.dumps(vars(found)))
+        if not session.is_first:
+            return None
+        return ShortRuns(
+            losses=losses,
+            rate_steps=rate_steps,
+            rates_note=note,
+            rate_seconds=tried - began,
+            lines=place.read_metrics(),
+            noise_status=status,
+            noise_steps=steps,
+            noise_seconds=ended - tried,
+        )
 
 
 def only_training(recipe: Recipe) -> Recipe:

@@ -9,13 +9,11 @@ can be found wrong with runs and models is found before a worker is started.
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +24,7 @@ from torch import Tensor
 
 from samepath.console import SilentWatcher, Watcher
 from samepath.data import GrainRequest, as_source
-from samepath.engine.launch.launch import launch
+from samepath.engine.launch.launch import call_workers
 from samepath.engine.run.lanczos import top_eigenpairs
 from samepath.engine.run.measure import choose_sample, trained
 from samepath.engine.run.request import available_workers
@@ -50,17 +48,14 @@ from samepath.insight.curvature.landscape import (
     rise,
 )
 from samepath.keys import key
-from samepath.owners import owned_folder
 from samepath.plan import Batch
+from samepath.recipe import refuse_whole_batch
 
 RISE_DIRECTIONS = 10
 EIGEN_SHARE = 0.5
 """The loss rises faster along eigenvectors: lines and planes go so far of the radius."""
 MOST_PRODUCTS = 400
-"""For the eigenvalues of one run."""
-
-FOUND = "found.json"
-"""What the first worker leaves for the process that started it."""
+"""The most products for the eigenvalues of one run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +65,7 @@ class CurvatureRequest:
     runs: tuple[Path, ...]
     num_workers: int | Literal["auto"] = "auto"
     num_examples: int = 256
-    """At most so many are sampled, in whole grains."""
+    """The most examples that are sampled, in whole grains."""
     top: int = 20
     """How many eigenvalues."""
     grid: int = 31
@@ -117,11 +112,11 @@ class RunCurvature:
     """Whose weights they are: after so many epochs, at its best, or the newest."""
     batch_size: int
     learning_rate: float | None
-    """At the last step before these weights."""
+    """The rate at the last step before these weights."""
     steps: int | None
     num_parameters: int
     num_examples: int
-    """In the run's training data."""
+    """Examples in the run's training data."""
     num_sampled: int
     """How many of these all of this was measured on."""
     loss: float
@@ -187,24 +182,20 @@ def measure_curvature(request: CurvatureRequest, vectors: Path | None = None) ->
             "--examples"
         )
     workers = min(workers, sample.num_grains)
-    with owned_folder() as scratch:
-        arguments = (request, sample.grain_size, int(runs[0].config["threads"]), Path(scratch))
-        if workers == 1:
-            _work(*arguments)
-        else:
-            launch(_work, arguments, workers)
-        found = [_read(content) for content in json.loads((Path(scratch) / FOUND).read_text())]
-        if vectors is not None and request.save_vectors:
-            vectors.mkdir(parents=True, exist_ok=True)
-            for file in Path(scratch).glob("*.safetensors"):
-                shutil.move(file, vectors / file.name)
+    arguments = (request, sample.grain_size, int(runs[0].config["threads"]))
+    results = _work(*arguments) if workers == 1 else call_workers(_work, arguments, workers)[0]
+    found = [result for result, _ in results]
+    if vectors is not None and request.save_vectors:
+        vectors.mkdir(parents=True, exist_ok=True)
+        for number, (_, tensors) in enumerate(results, 1):
+            save_file(tensors, vectors / f"eigenvectors-{number}.safetensors")
     return Curvature(
         recipe=runs[0].config["recipe"],
         seed=request.seed,
         grain_size=sample.grain_size,
         num_workers=workers,
         radius=request.radius,
-        runs=list(found),
+        runs=found,
         notes=[*notes, *(note for run in found for note in _notes(run, request.top))],
     )
 
@@ -243,6 +234,7 @@ def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
     differentiated twice."""
     samples = []
     for run in runs:
+        refuse_whole_batch(run.recipe, "curvature")
         model, _ = run.model(request.epoch)
         source = as_source(run.recipe.train, seed=request.seed, collate=run.recipe.collate)
         size = int(runs[0].config["grain_size"])
@@ -255,21 +247,10 @@ def _look_at(request: CurvatureRequest, runs: Sequence[ReopenedRun]) -> Batch:
 # ---- one worker
 
 
-def _read(content: dict[str, Any]) -> RunCurvature:
-    """A run's result, of the JSON that the first worker left."""
-    parts = {
-        "rise": Rise,
-        "random_line": Line,
-        "random_plane": Plane,
-        "eigen_line": Line,
-        "eigen_plane": Plane,
-    }
-    made = {name: content[name] and kind(**content[name]) for name, kind in parts.items()}
-    return RunCurvature(**content | made)
-
-
-def _work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path) -> None:
-    """One worker's life; the first worker leaves what it found for all runs in the folder."""
+def _work(
+    request: CurvatureRequest, grain_size: int, threads: int
+) -> list[tuple[RunCurvature, dict[str, Tensor]]]:
+    """One worker's life; what it found of all runs, on the first worker."""
     short = [path.resolve().name for path in request.runs]
     names = short if len(set(short)) == len(short) else map(str, request.runs)
     with start(seed=request.seed, threads=threads) as session:
@@ -279,12 +260,7 @@ def _work(request: CurvatureRequest, grain_size: int, threads: int, folder: Path
                 _measure(session, request, grain_size, reopen(path), name, watcher)
                 for path, name in zip(request.runs, names, strict=True)
             ]
-        results = [result for result in found if result is not None]
-        if session.is_first:
-            (folder / FOUND).write_text(json.dumps([asdict(result) for result, _ in results]))
-            for number, (_, tensors) in enumerate(results, 1):
-                if tensors:
-                    save_file(tensors, folder / f"eigenvectors-{number}.safetensors")
+        return [result for result in found if result is not None]
 
 
 def _measure(

@@ -28,12 +28,13 @@ from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.tensors import to_device
 from samepath.engine.comm.tree_sum import TreeSum
 from samepath.engine.run.measure import trained
+from samepath.engine.step.loss_metrics import loss_alone
 from samepath.engine.step.record import exact_sum
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.plan import Batch, divide
+from samepath.recipe import Loss
 
-Loss = Callable[[nn.Module, Any], Tensor]
 _STOP, _LOSS, _PRODUCT = 0, 1, 2
 TRACE_VECTORS = 20
 
@@ -56,7 +57,8 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def grain_loss(model: nn.Module, loss: Loss, data: Any) -> Tensor:
     """A grain's loss by attention's plain formula: its fused kernels have no second derivative."""
     with sdpa_kernel(SDPBackend.MATH):
-        return loss(model, data)
+        found: Tensor = loss_alone(loss(model, data))
+        return found
 
 
 class SampleLoss:

@@ -66,7 +66,7 @@ def filter_normalised(parameters: Sequence[Tensor], *words: int | str) -> Tensor
 
 
 def places(radius: float, num: int) -> list[float]:
-    """From -radius to radius, so many, zero among them exactly."""
+    """So many places from -radius to radius, zero among them exactly."""
     half = num // 2
     return [radius * step / half for step in range(-half, half + 1)]
 
@@ -87,7 +87,7 @@ def plane(
 def rise(
     loss_at: LossAt, home: Tensor, directions: Iterable[Tensor], distance: float, at_home: float
 ) -> Rise:
-    """Both ways along each direction count as one sample."""
+    """The mean rise; both ways along each direction count as one sample."""
     found = [
         (loss_at(home + distance * d) + loss_at(home - distance * d)) / 2.0 - at_home
         for d in directions

@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,17 @@ from torch import Tensor, nn
 
 from samepath.data import Draws, GrainRequest, Loaders, as_source, seed_everything
 from samepath.engine.comm.network import Peers, data_parallel
+from samepath.engine.comm.tensors import to_device
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options
 from samepath.engine.run.session import Session
+from samepath.engine.step.loss_metrics import loss_alone
 from samepath.engine.step.settings import WorkerBatch
 from samepath.errors import UserError, WorkerLost
 from samepath.insight.profile.recorder import PhaseRecorder, TimedCollective
 from samepath.keys import key
 from samepath.plan import Batch, divide
-from samepath.recipe import Recipe
+from samepath.recipe import Recipe, sampled
 
 ENGINES = ("samepath", "ddp", "queue")
 
@@ -61,12 +64,13 @@ def shares_of(
     """All whole batches (an epoch's short last one takes less time, and says nothing of the rest),
     each with this worker's grains, or its one share where not `exact`."""
     plan = options.plan
-    source = as_source(
+    every = as_source(
         recipe.train,
         seed=options.seed,
         loaders=Loaders(options.loader_workers, options.threads),
         collate=recipe.collate,
     )
+    source = sampled(every, recipe.sampler, seed=options.seed)
 
     def batches() -> Iterator[Batch]:
         every = map(plan.batch, itertools.count())
@@ -90,7 +94,9 @@ class Samepath(Engine):
     ) -> None:
         self._recorder = recorder
         timed = Session(TimedCollective(session.collective, recorder), seed=options.seed)
-        self.trainer = make_trainer(recorder.recipe(recipe), options, timed, follow_speed=False)
+        noted = replace(recorder.recipe(recipe), loss=recipe.loss)
+        self.trainer = make_trainer(noted, options, timed, follow_speed=False)
+        self.trainer.grain_loss = recorder.timed("forward", self.trainer.grain_loss)
         self.trainer.watch = self._watch
         self.model = self.trainer.model
         recorder.optimizer(self.trainer.optimizer)
@@ -125,6 +131,19 @@ class Reducer(ABC):
         return nullcontext()
 
 
+class Unreduced(Reducer):
+    """What one worker needs: its gradient is the batch's."""
+
+    def __init__(self, model: nn.Module, recorder: PhaseRecorder) -> None:
+        self.module = model
+        self._recorder = recorder
+
+    def backward(self, loss: Tensor, scale: float) -> None:
+        began = self._recorder.now()
+        loss.backward(torch.full_like(loss, scale))
+        self._recorder.note("backward", began, self._recorder.now())
+
+
 class PlainLoop(Engine):
     """The usual training loop: zero, forward, backward, step."""
 
@@ -141,7 +160,7 @@ class PlainLoop(Engine):
         self._session = session
         self._total_weight = recorder.timed("wait", self._add_weights, "weights")
         seed_everything(key("model", options.seed))
-        self.model = recipe.model()
+        self.model = recipe.model().to(session.device)
         self.optimizer = recipe.optimizer(p for p in self.model.parameters() if p.requires_grad)
         self._schedule = None if recipe.schedule is None else recipe.schedule(self.optimizer)
         self._reducer = make_reducer(self.model)
@@ -156,7 +175,7 @@ class PlainLoop(Engine):
         batch, worker = share.batch, self._session.worker
         division = divide(batch, self._session.num_workers, exact=False)
         (examples,) = division.grains(worker).values()
-        data = next(share.grains)
+        data = to_device(next(share.grains), self._session.device)
         scale = len(examples) / len(batch.examples)
         if recipe.weight is not None:
             mine = float(recipe.weight(data))
@@ -166,7 +185,8 @@ class PlainLoop(Engine):
             draws = Draws(seed=self._seed, epoch=batch.epoch, examples=examples)
             data = recipe.augment(data, draws)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", recipe.autocast, enabled=recipe.autocast is not None):
+        device = self._session.device.type
+        with torch.autocast(device, recipe.autocast, enabled=recipe.autocast is not None):
             loss = self._loss(data)
         self._reducer.backward(loss, scale)
         if recipe.clip_norm is not None:
@@ -182,7 +202,8 @@ class PlainLoop(Engine):
     def _loss(self, data: Any) -> Tensor:
         module = self._reducer.module
         try:
-            return self._recipe.loss(module, data)
+            found: Tensor = loss_alone(self._recipe.loss(module, data))
+            return found
         except AttributeError as error:
             if error.obj is module and module is not self.model:
                 raise UserError(

@@ -1,4 +1,4 @@
-"""Where a step's time goes, engine by engine (`samepath profile`).
+"""Measures where a step's time goes, engine by engine (`samepath profile`).
 
 In: what the user asked for. Out: a Profile: timelines and numbers of every engine, on the same
 recipe, batches, threads and workers, and (unless told not to) what one step is made of, for
@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from samepath.console import SilentWatcher, Watcher
+from samepath.console import SilentWatcher, Watcher, count
 from samepath.engine.comm.collective import Collective
 from samepath.engine.comm.environment import Place, machine_name, read_place
 from samepath.engine.comm.network import Peers
-from samepath.engine.launch.launch import launch
+from samepath.engine.launch.launch import call_workers
 from samepath.engine.run.options import Options, Overrides, recipe_of, refuse_recipe, resolve
 from samepath.engine.run.request import available_workers
 from samepath.engine.run.session import Session, start
+from samepath.engine.state.state import State, digest
 from samepath.errors import UserError
 from samepath.insight.profile.engines import (
     ENGINES,
@@ -37,14 +38,14 @@ from samepath.insight.profile.engines import (
     PlainLoop,
     Reducer,
     Samepath,
+    Unreduced,
 )
 from samepath.insight.profile.queue_reduction import QueueReduction, QueueSettings
 from samepath.insight.profile.recorder import PhaseRecorder
 from samepath.insight.profile.timeline import Numbers, Timeline, TimelineEvent, meet, numbers
-from samepath.owners import owned_folder
-from samepath.recipe import Recipe, find_recipe
+from samepath.recipe import Recipe, find_recipe, refuse_whole_batch
 from samepath.timing.measured import MeasuredStep
-from samepath.timing.stopwatch import NOISE_CORES, BusyCores, measure_step
+from samepath.timing.stopwatch import BusyCores, crowded_words, measure_step
 
 STEPS = 10
 MEASURE_SECONDS = 30.0
@@ -73,7 +74,7 @@ class ProfileRequest(Overrides):
     timed_steps: int = STEPS
     """How many to time of each engine, after its first ones."""
     queue: QueueSettings = field(default_factory=QueueSettings)
-    """For the engine `queue`."""
+    """Settings of the engine `queue`."""
     measure: bool = True
     """Take a step apart as well, so that it can be simulated."""
     watcher: Callable[[], Watcher] = SilentWatcher
@@ -118,40 +119,36 @@ def profile(request: ProfileRequest, tell: Callable[[str], None]) -> Profile | N
     request = replace(request, engines=tuple(dict.fromkeys(request.engines)))
     place = read_place(os.environ)
     recipe = find_recipe(request.recipe, request.data, request.keep, threads=request.threads or 1)
+    refuse_whole_batch(recipe, "profile")
     options = resolve(recipe, request)
     workers = _num_workers(request, options, place)
     exact = options.exact and "samepath" in request.engines
     refuse_recipe(recipe, replace(options, exact=exact), workers)
     alone = place.launcher == "alone"
     if alone:
-        count = f"{workers} {'worker' if workers == 1 else 'workers'}"
-        tell(f"profiling {options.recipe} on {count}: {', '.join(request.engines)}")
-        with owned_folder("profile-") as scratch:  # our own workers tell by a file
-            path = Path(scratch) / "found.json"
-            launch(_work, (options, request, path), workers)
-            found = json.loads(path.read_text())
+        engines = ", ".join(request.engines)
+        tell(f"profiling {options.recipe} on {count(workers, 'worker')}: {engines}")
+        found = call_workers(take_all_steps, (options, request), workers)[0]
     else:
-        found = _work(options, request)
+        found = take_all_steps(options, request)
         if found is None:
             return None
-    busy_cores = found["busy_cores"]
-    if (os.cpu_count() or 1) - busy_cores < workers * options.threads - NOISE_CORES:
-        tell(f"other processes used {busy_cores:.1f} cores: times may be too long")
+    for words in crowded_words(found["busy_cores"], workers * options.threads):
+        tell(words)
     measured = None
     if request.measure and alone:
         measured = measure_step(options, seconds=MEASURE_SECONDS, tell=tell)
     elif request.measure:
         tell(f"under {place.launcher} steps are not taken apart: there is no measured.json")
-    timelines = timelines_of(found["events"], workers)
     return Profile(
         options=options,
         num_workers=workers,
         queue=request.queue,
         clock=found["clock"],
-        timelines=timelines,
-        numbers=tuple(map(numbers, timelines)),
+        timelines=found["timelines"],
+        numbers=tuple(map(numbers, found["timelines"])),
         measured=measured,
-        busy_cores=busy_cores,
+        busy_cores=found["busy_cores"],
     )
 
 
@@ -178,14 +175,13 @@ def _num_workers(request: ProfileRequest, options: Options, place: Place) -> int
 # ---- the workers
 
 
-def _work(
-    options: Options, request: ProfileRequest, path: Path | None = None
-) -> dict[str, Any] | None:
-    """Take all steps of all engines on one worker; what all noted, on worker 0, which writes it to
-    the file if there is one."""
+def take_all_steps(options: Options, request: ProfileRequest) -> dict[str, Any] | None:
+    """Take all steps of all engines on one worker; what all noted, on worker 0, and the digest of
+    each engine's model after them."""
     with start(seed=options.seed, threads=options.threads) as session:
         recorders = {name: PhaseRecorder(session.worker) for name in request.engines}
-        peers = {name: Peers(PEER_SECONDS) for name in request.engines if name != "samepath"}
+        others = [name for name in request.engines if name != "samepath"]
+        peers = {name: Peers(PEER_SECONDS) for name in others if session.num_workers > 1}
         try:
             recipe, queue = recipe_of(options), request.queue
             engines = {
@@ -196,15 +192,19 @@ def _work(
             _take_turns(request, session, engines, recorders)
             busy_cores = busy.others(session.collective)
             found = gather(session.collective, recorders)
+            digests = {name: _digest(engine.model) for name, engine in engines.items()}
         finally:
             engines = {}  # they hold process groups, whose threads end with the last reference
             for each in peers.values():
                 each.close()
-    if found is not None:
-        found["busy_cores"] = busy_cores
-        if path is not None:
-            path.write_text(json.dumps(found))
-    return found
+    steps = sum(map(len, turns(request.timed_steps, several=len(request.engines) > 1)))
+    also = {"busy_cores": busy_cores, "digests": digests, "steps": steps}
+    return None if found is None else found | also
+
+
+def _digest(model: torch.nn.Module) -> str:
+    state = model.state_dict().items()
+    return digest(State({k: v.contiguous() for k, v in state if isinstance(v, Tensor)}, {}))
 
 
 def make_engine(
@@ -216,10 +216,15 @@ def make_engine(
     peers: Peers | None,
     settings: QueueSettings,
 ) -> Engine:
-    """An engine on the workers of a session; `ddp` and `queue` need a Peers each."""
-    if peers is None:
-        assert name == "samepath"
+    """An engine on the workers of a session; `ddp` and `queue` need a Peers each where there are
+    several workers."""
+    if name == "samepath":
         return Samepath(recipe, options, session, recorder)
+    if peers is None:
+        assert session.num_workers == 1
+        return PlainLoop(
+            recipe, options, session, recorder, lambda model: Unreduced(model, recorder)
+        )
     reducer: Callable[..., Reducer] = (
         Ddp if name == "ddp" else partial(QueueReduction, settings=settings)
     )
@@ -262,9 +267,11 @@ def turns(steps: int, *, several: bool) -> list[list[int | None]]:
 
 
 def take_step(engine: Engine, recorder: PhaseRecorder, number: int | None) -> None:
-    """Take one step, timed if it has a number."""
+    """Take one step, timed if it has a number; on a GPU it ends when the GPU has ended."""
     recorder.begin_step(number)
     engine.step()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     recorder.end_step()
 
 
@@ -272,7 +279,7 @@ def take_step(engine: Engine, recorder: PhaseRecorder, number: int | None) -> No
 
 
 def gather(collective: Collective, recorders: Mapping[str, PhaseRecorder]) -> dict[str, Any] | None:
-    """All workers' events by engine, and how their clocks were brought together, on worker 0."""
+    """The timelines of all engines, and how workers' clocks were brought together, on worker 0."""
     offset, clock = set_clock(collective, PhaseRecorder.now)
     notes = {
         name: [e._replace(begin=e.begin - offset, end=e.end - offset) for e in recorder.events]
@@ -282,22 +289,14 @@ def gather(collective: Collective, recorders: Mapping[str, PhaseRecorder]) -> di
     if collective.worker != 0:
         return None
     all_notes: list[dict[str, Any]] = [json.loads(record) for record in records]
-    events = {}
+    timelines = []
     for name, recorder in recorders.items():
         found = [TimelineEvent(*row) for notes_of_one in all_notes for row in notes_of_one[name]]
         found = meet(found) if recorder.in_memory else found
-        events[name] = sorted(found, key=lambda e: (e.begin, -e.end, e.worker))
-    return {"clock": clock, "events": events}
-
-
-def timelines_of(events: Mapping[str, Sequence[Any]], num_workers: int) -> tuple[Timeline, ...]:
-    """Timelines of events by engine, as they are or as JSON has them."""
-    return tuple(
-        Timeline(
-            engine=name, num_workers=num_workers, events=tuple(TimelineEvent(*e) for e in rows)
-        )
-        for name, rows in events.items()
-    )
+        events = tuple(sorted(found, key=lambda e: (e.begin, -e.end, e.worker)))
+        workers = collective.num_workers
+        timelines.append(Timeline(engine=name, num_workers=workers, events=events))
+    return {"clock": clock, "timelines": tuple(timelines)}
 
 
 def set_clock(collective: Collective, now: Callable[[], float]) -> tuple[float, str]:

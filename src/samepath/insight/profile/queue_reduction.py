@@ -36,7 +36,7 @@ class QueueSettings:
     """Cycle time and buffer size of the queue."""
 
     cycle_seconds: float = 5e-3
-    """From the beginning of one cycle to that of the next, unless it takes longer."""
+    """Seconds from the beginning of one cycle to that of the next, unless it takes longer."""
     fusion_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class PhaseRecorder:
     """One worker's notes of when it did what. `events` are of timed steps; others are dropped."""
 
     now = staticmethod(time.perf_counter)
-    """On Linux one clock for all processes of a machine."""
+    """The clock, on Linux one for all processes of a machine."""
 
     def __init__(self, worker: int) -> None:
         self.worker = worker
@@ -193,6 +193,9 @@ class TimedBucket(Bucket):
         self._inner.begin(reduction)
         self.rows = self._inner.rows
         self._bytes_sent = self._owner.bytes_sent(self._num_bytes, reduction)
+
+    def launch_early(self) -> None:
+        self._during("reduce", self._inner.launch_early)
 
     def launch(self) -> None:
         self._step, self._launched = self._recorder.step, self._recorder.now()

@@ -12,15 +12,11 @@ counts. A *reduction* is one bucket from launch to arrival: it travels while the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-
-from samepath.files import write_atomically
 
 MainPhase: TypeAlias = Literal["load", "forward", "backward", "reduce", "wait", "update"]
 Phase: TypeAlias = MainPhase | Literal["step", "reduction", "negotiation"]
@@ -56,7 +52,7 @@ class Timeline:
     engine: str
     num_workers: int
     events: tuple[TimelineEvent, ...]
-    """In the order in which they begin."""
+    """Events in the order in which they begin."""
 
     @property
     def steps(self) -> list[int]:
@@ -77,7 +73,9 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """Times and shares of one engine's steps. Means are over workers and steps."""
+    """Times and shares of one engine's steps. Shares are of all workers' time in typical steps, the
+    middle half by length: one step that was held up does not count. Times of parts are these shares
+    of the median step."""
 
     engine: str
     num_workers: int
@@ -89,12 +87,13 @@ class Numbers:
     step_high: float
     """The quartiles: half of the steps took between these."""
     phase_seconds: dict[str, float]
-    """Mean seconds of a step in each main phase, and in `other`: none of them."""
+    """Seconds of the median step in each main phase, and in `other`: none of them. They add up to
+    `step_seconds`."""
     shares: dict[str, float]
     """The same as parts of all workers' step time: they add up to 1."""
     communication_seconds: float
-    """Mean seconds of a step during which some reduction was under way: launched by all workers,
-    and not arrived here."""
+    """Seconds of the median step during which some reduction was under way: launched by all
+    workers, and not arrived here."""
     hidden_share: float | None
     """The part of these in which the worker neither waited nor was itself adding: communication
     behind computing. None where nothing was communicated."""
@@ -113,15 +112,22 @@ class Numbers:
 def numbers(timeline: Timeline) -> Numbers:
     """The numbers of a timeline of at least one step, with a `step` event from every worker."""
     workers = range(timeline.num_workers)
-    step_seconds: list[float] = []
+    spans = {
+        step: sorted(timeline.of("step", step=step), key=lambda e: e.worker)
+        for step in timeline.steps
+    }
+    assert all([span.worker for span in each] == list(workers) for each in spans.values())
+    seconds = {
+        step: max(s.end for s in each) - max(s.begin for s in each) for step, each in spans.items()
+    }
+    low, middle, high = np.quantile(list(seconds.values()), [0.25, 0.5, 0.75]).tolist()
+    left_out = len(seconds) // 4
+    typical = sorted(seconds, key=seconds.__getitem__)[left_out : len(seconds) - left_out]
     whole = communicating = hidden = slowest = 0.0
     phases: dict[str, float] = dict.fromkeys(MAIN, 0.0)
-    for step in timeline.steps:
+    for step in typical:
         events = [event for event in timeline.events if event.step == step]
-        spans = [event for event in events if event.phase == "step"]
-        assert [span.worker for span in sorted(spans, key=lambda e: e.worker)] == list(workers)
-        step_seconds.append(max(s.end for s in spans) - max(s.begin for s in spans))
-        whole += sum(span.end - span.begin for span in spans)
+        whole += sum(span.end - span.begin for span in spans[step])
         all_computed = max((e.end for e in events if e.phase == "backward"), default=0.0)
         launched: dict[str, float] = {}  # by the last worker: nothing can arrive before
         for event in events:
@@ -139,19 +145,19 @@ def numbers(timeline: Timeline) -> Numbers:
             communicating += length(travelling)
             hidden += length(minus(travelling, union([*own["wait"], *own["reduce"]])))
     reductions = timeline.of("reduction")
-    times = len(step_seconds) * timeline.num_workers
-    seconds = {**phases, "other": max(whole - sum(phases.values()), 0.0)}
-    low, middle, high = np.quantile(step_seconds, [0.25, 0.5, 0.75]).tolist()
+    times = len(seconds) * timeline.num_workers
+    parts = {**phases, "other": max(whole - sum(phases.values()), 0.0)}
+    shares = {name: value / whole for name, value in parts.items()}
     return Numbers(
         engine=timeline.engine,
         num_workers=timeline.num_workers,
-        num_steps=len(step_seconds),
+        num_steps=len(seconds),
         step_seconds=middle,
         step_low=low,
         step_high=high,
-        phase_seconds={name: value / times for name, value in seconds.items()},
-        shares={name: value / whole for name, value in seconds.items()},
-        communication_seconds=communicating / times,
+        phase_seconds={name: middle * share for name, share in shares.items()},
+        shares=shares,
+        communication_seconds=middle * communicating / whole,
         hidden_share=hidden / communicating if communicating > 0.0 else None,
         waiting_share=phases["wait"] / whole,
         slowest_share=slowest / whole,
@@ -161,7 +167,7 @@ def numbers(timeline: Timeline) -> Numbers:
 
 
 def self_times(events: Sequence[TimelineEvent]) -> dict[MainPhase, list[Interval]]:
-    """When one worker was in each main phase; of events inside each other, the inner one's."""
+    """Intervals of one worker by main phase; of events inside each other, the inner one's."""
     found: dict[MainPhase, list[Interval]] = {}
     taken: list[Interval] = []
     for phase in _INNERMOST_FIRST:
@@ -259,10 +265,6 @@ def chrome_trace(timeline: Timeline, about: Mapping[str, Any]) -> dict[str, Any]
             describe(worker, track, "thread_sort_index", sort_index=track)
             rows += [_complete(event, track, first) for event in events]
     return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": dict(about)}
-
-
-def write_trace(path: Path, timeline: Timeline, about: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(chrome_trace(timeline, about)) + "\n")
 
 
 def _complete(event: TimelineEvent, track: int, first: float) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """DeepDensity: an autoencoder whose code is a Gaussian mixture (Cunha et al. 2018, section V).
 
-In: images (B, 1, side, ..., side) with values in [0, 1], in one, two or three dimensions. Out:
-their reconstruction from a mixture of K Gaussians over the domain [-1, 1]^n, of the same shape.
+In: images (B, channels, side, ..., side) with values in [0, 1], in one, two or three dimensions.
+Out: their reconstruction from a mixture of K Gaussians over the domain [-1, 1]^n, of the same
+shape. The paper's images have one channel.
 
 Guaranteed whatever finite numbers the heads put out, in float32: covariances are positive definite
 with a condition number of at most `max_condition`, and the density and its gradient are finite. The
@@ -11,7 +12,6 @@ deterministic GPU kernel.
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -63,10 +63,13 @@ class DeepDensity(nn.Module):
         side: int = 16,
         num_filters: int = 32,
         num_components: int = 50,
+        num_channels: int = 1,
     ) -> None:
         """Build the model; weights come from torch's global generator.
 
-        `side` is the images' size along every axis, a multiple of four.
+        `side` is the images' size along every axis, a multiple of four. Of several channels the
+        first is the mixture's density, and in each other one a component has a shade, from 0 to 1,
+        of what it has in the first.
         """
         super().__init__()
         if num_dims not in (1, 2, 3):
@@ -76,9 +79,10 @@ class DeepDensity(nn.Module):
         self.num_dims = num_dims
         self.side = side
         self.num_components = num_components
+        self.num_shades = num_channels - 1
 
         layers: list[nn.Module] = []
-        num_inputs = 1
+        num_inputs = num_channels
         for kernel, stride in zip(_KERNELS, _STRIDES, strict=True):
             convolution = (nn.Conv1d, nn.Conv2d, Convolution3d)[num_dims - 1](
                 num_inputs, num_filters, kernel, stride=stride, padding=kernel // 2
@@ -89,36 +93,44 @@ class DeepDensity(nn.Module):
 
         code_size = num_filters * (side // 4) ** num_dims
         num_pairs = num_dims * (num_dims - 1) // 2
-        self.head_shapes = [(), (num_dims,), (num_dims,), (num_pairs,)]
+        self.head_shapes = [(), (num_dims,), (num_dims,), (num_pairs,), (self.num_shades,)]
         # The parallel dense heads are one product: their rows side by side in one matrix
-        self.heads = nn.Linear(code_size, (1 + 2 * num_dims + num_pairs) * num_components)
-        assert self.num_outputs == (num_dims**2 + 3 * num_dims + 2) * num_components // 2
+        per_component = 1 + 2 * num_dims + num_pairs + self.num_shades
+        self.heads = nn.Linear(code_size, per_component * num_components)
+        assert num_channels > 1 or (
+            self.num_outputs == (num_dims**2 + 3 * num_dims + 2) * num_components // 2
+        )
 
     @property
     def num_outputs(self) -> int:
-        """Numbers the heads estimate: (n^2 + 3n + 2) K / 2 (section V)."""
+        """Numbers the heads estimate: (n^2 + 3n + 2) K / 2 (section V), and K for each shade."""
         return self.heads.out_features
 
     def encode(self, images: Tensor) -> Tensor:
-        """The heads' unbounded outputs for (B, 1, side, ...) images: (B, num_outputs)."""
+        """The heads' unbounded outputs for (B, channels, side, ...) images: (B, num_outputs)."""
         outputs: Tensor = self.heads(self.encoder(images))
         return outputs
 
     def decode(self, outputs: Tensor) -> Mixture:
         """The mixtures that heads' outputs (B, num_outputs) stand for."""
+        alpha, mu, sigma, rho, _ = self._parts(outputs)
+        return make_mixture(alpha, mu, sigma, rho, min_sigma=min_sigma(self.side))
+
+    def shades(self, outputs: Tensor) -> Tensor:
+        """(B, K, channels - 1): the components' shades that heads' outputs stand for."""
+        return torch.sigmoid(self._parts(outputs)[-1])
+
+    def _parts(self, outputs: Tensor) -> list[Tensor]:
         shapes = [(self.num_components, *shape) for shape in self.head_shapes]
         parts = outputs.split([math.prod(shape) for shape in shapes], dim=1)
-        alpha, mu, sigma, rho = (
-            part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)
-        )
-        return make_mixture(alpha, mu, sigma, rho, min_sigma=min_sigma(self.side))
+        return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def mixture(self, images: Tensor) -> Mixture:
         """Estimate the mixtures of (B, 1, side, ...) images."""
         return self.decode(self.encode(images))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Reconstruct (B, 1, side, ...) images in [0, 1] as mass times density.
+        """Reconstruct (B, channels, side, ...) images in [0, 1] as mass times density.
 
         Eq. 8 makes the mixture a probability density: it integrates to one over space, whatever
         it is shown. What it describes is therefore the image divided by its own integral (its
@@ -127,7 +139,11 @@ class DeepDensity(nn.Module):
         and the loss stays in units of the image.
         """
         voxel = (2.0 / self.side) ** self.num_dims
-        mass = images.flatten(1).sum(1) * voxel
+        mass = images[:, 0].flatten(1).sum(1) * voxel
+        if self.num_shades:
+            outputs = self.encode(images)
+            densities = evaluate_shaded(self.decode(outputs), self.shades(outputs), self.side)
+            return (densities * mass[:, None, None]).view_as(images)
         density = evaluate_density(self.mixture(images), self.side)
         return (density * mass[:, None]).view_as(images)
 
@@ -204,6 +220,20 @@ def evaluate_density(mixture: Mixture, side: int, planes: slice = slice(None)) -
     return density
 
 
+def evaluate_shaded(mixture: Mixture, shades: Tensor, side: int) -> Tensor:
+    """Evaluate mixtures whose components have shades (B, K, S): (B, 1 + S, side^n).
+
+    The first channel is the density, each other one the same sum with every component weighed by
+    its shade: one matrix product more, nothing of size B K V S.
+    """
+    weights = torch.cat([torch.ones_like(shades[..., :1]), shades], dim=-1)
+    densities: Tensor
+    densities, _ = _WeighedExponentials.apply(  # type: ignore[no-untyped-call]
+        _log_density_coefficients(mixture), weights, _monomials(side, mixture.mu)
+    )
+    return densities
+
+
 class _SumOfExponentials(torch.autograd.Function):
     """sum_k exp(c_bk . m_v) for coefficients c (B, K, M) and monomials m (M, V): (B, V).
 
@@ -235,6 +265,43 @@ class _SumOfExponentials(torch.autograd.Function):
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted: terms need a graph
             terms = (monomials.mT @ coefficients.mT).exp()
         return ((gradient[:, None] * monomials) @ terms).mT, None
+
+
+class _WeighedExponentials(torch.autograd.Function):
+    """sum_k w_bkc exp(c_bk . m_v) for weights w (B, K, C): (B, C, V).
+
+    Both gradients come out of one product of what exp left with the monomials times the incoming
+    gradient: the weights' is its part of the first monomial, which is one.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(coefficients: Tensor, weights: Tensor, monomials: Tensor) -> tuple[Tensor, Tensor]:
+        terms = (monomials.mT.contiguous() @ coefficients.mT).exp_()
+        return (terms @ weights).mT, terms
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, gradient: Tensor | None, _: None
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        if gradient is None:
+            return None, None, None
+        coefficients, weights, monomials, terms = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of this gradient is wanted: terms need a graph
+            terms = (monomials.mT @ coefficients.mT).exp()
+        rows = (gradient[..., None, :] * monomials).flatten(-3, -2)  # (B, C M, V)
+        products = (rows @ terms).unflatten(-2, (gradient.shape[-2], -1))  # (B, C, M, K)
+        of_coefficients = (products * weights.mT[..., None, :]).sum(-3).mT
+        return of_coefficients, products[..., 0, :].mT, None
 
 
 def _correlation_factor(partial: Tensor, num_dims: int) -> list[list[Tensor]]:
@@ -289,7 +356,7 @@ def _log_density_coefficients(mixture: Mixture) -> Tensor:
 def _pairs(num_dims: int, like: Tensor) -> Tensor:
     """Turns products of ordered pairs of (1, x_1, ..., x_n) into -1/2 times unordered ones."""
     size = range(num_dims + 1)
-    columns = itertools.combinations_with_replacement(size, 2)
+    columns = [(i, j) for i in size for j in size[i:]]
     rows = [[-0.5 * ((i, j) in (pair, pair[::-1])) for i in size for j in size] for pair in columns]
     return torch.tensor(rows, dtype=like.dtype, device=like.device).T
 
@@ -305,8 +372,7 @@ def _monomials(side: int, like: Tensor, planes: slice = slice(None)) -> Tensor:
     axes = torch.meshgrid(centres[planes], *[centres] * (num_dims - 1), indexing="ij")
     coordinates = [axis.flatten() for axis in axes]
     products = [
-        coordinates[i] * coordinates[j]
-        for i, j in itertools.combinations_with_replacement(range(num_dims), 2)
+        coordinates[i] * coordinates[j] for i in range(num_dims) for j in range(i, num_dims)
     ]
     return torch.stack([torch.ones_like(coordinates[0]), *coordinates, *products])
 

@@ -39,10 +39,10 @@ NUM_FOLDS = 5
 NUM_SHUFFLES = 999
 
 _TITLES = {
-    "measures": "told from held-out by measures",
-    "voxels": "told from held-out by voxels",
-    "sampler": "told from reconstructions",
-    "decoder": "reconstructions from held-out",
+    "measures": "classifier: generated or held-out, by measures",
+    "voxels": "classifier: generated or held-out, by voxels",
+    "sampler": "classifier: generated or reconstructed",
+    "decoder": "classifier: reconstructed or held-out",
 }
 
 
@@ -99,7 +99,7 @@ class Judgement:
     """Generated volumes without a voxel that reaches `LEVEL`."""
     seed: int
     spreads: dict[str, MeasureSpread]
-    """By measure, in the order of `MEASURES`."""
+    """Spreads by measure, in the order of `MEASURES`."""
     nearest: Nearness
     two_sample: dict[str, TwoSample]
     """generated against held-out, on `measures` and on `voxels`; `training`, real against real;

@@ -55,6 +55,12 @@ def reconstruction_loss(model: nn.Module, volumes: Tensor) -> Tensor:
     return mean_squared_log_error(model(images), images)
 
 
+def predict_images(model: nn.Module, volumes: Tensor) -> Tensor:
+    """What the model makes of images."""
+    images: Tensor = model(as_images(volumes))
+    return images
+
+
 def as_images(volumes: Tensor) -> Tensor:
     """(N, 1, side, ...) float32 images of a batch."""
     images = volumes.to(torch.float32).unsqueeze(1)
@@ -100,6 +106,7 @@ def _recipe(
         train_facts={name: values[train] for name, values in facts.items()},
         valid_facts={name: values[valid] for name, values in facts.items()},
         loss=reconstruction_loss,
+        predict=predict_images,
         optimizer=_adam,
         batch_size=32,
         grain_size=8,
@@ -134,7 +141,7 @@ def _own(path: Path) -> _Split:
     from samepath.data.formats.volumes import load_volumes
 
     volumes = load_volumes(path)
-    facts = volumes.facts | {"name": np.array(volumes.names)}
+    facts = volumes.facts | {"name": np.array(volumes.names), "group": np.array(volumes.group)}
     if volumes.split is not None:
         said = np.array(volumes.split)
         train, valid = np.flatnonzero(said == "train"), np.flatnonzero(said == "valid")

@@ -1,10 +1,10 @@
 """The server of `samepath ui`: what the page asks for, checked, and answered.
 
 In: HTTP requests that the guard let through. Out: JSON, pictures, pages, and the page itself.
-Guaranteed: nothing is changed, whatever is asked; no path is made of what a request says; a report
-that was found is not trusted: it is sent so that no script of its can run, wherever it is opened,
-and shown in the page with only tags of a short list, without attributes, and with only the pictures
-that are inside it.
+Guaranteed: nothing is changed but a run's note, whatever is asked; no path is made of what a
+request says; a report that was found is not trusted: it is sent so that no script of its can run,
+wherever it is opened, and shown in the page with only tags of a short list, without attributes, and
+with only the pictures that are inside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from samepath.errors import UserError
-from samepath.web.dashboard.contents import DOWNLOADS, PICTURES, FolderContents, NotFound
+from samepath.web.dashboard.contents import (
+    DOWNLOADS,
+    PICTURES,
+    FolderContents,
+    NotFound,
+    NotWritten,
+)
 from samepath.web.server import POLICY, LocalPage, guarded_app, listen
 
 if TYPE_CHECKING:
@@ -79,14 +85,26 @@ def ui_app(contents: FolderContents, token: str) -> ASGIApp:
             headers["content-disposition"] = "attachment"
         return Response(content, media_type=kind, headers=headers)
 
+    async def note(request: Request) -> Response:
+        try:
+            body = json.loads(await request.body())
+            text = body["note"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise HTTPException(400, 'give {"note": "words"}') from None
+        if not isinstance(text, str):
+            raise HTTPException(400, 'give {"note": "words"}')
+        contents.write_note(request.path_params["id"], text)
+        return answer(request, {})
+
     routes = [
         Route("/api/overview", overview),
         Route("/api/runs/{ids}", runs),
         Route("/api/item/{id}", item),
         Route("/api/report/{id}/{file}", report),
+        Route("/api/note/{id}", note, methods=["POST"]),
         Route("/api/file/{id}/{file}/{name}", file),
     ]
-    return guarded_app("ui.html", routes, token, {NotFound: 404}, PAGE_POLICY)
+    return guarded_app("ui.html", routes, token, {NotFound: 404, NotWritten: 400}, PAGE_POLICY)
 
 
 @contextmanager
@@ -122,10 +140,10 @@ KEPT = {
 }  # fmt: skip
 LEFT_OUT = {
     "script", "style", "title", "template", "noscript", "iframe", "object", "svg", "math",
-    "textarea", "select", "button", "audio", "video", "canvas",
+    "textarea", "select", "button", "audio", "video", "canvas", "nav",
 }  # fmt: skip
 """Tags that are left out with all that is in them."""
-_PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
+_PICTURE = re.compile(r"data:image/(png|jpeg|svg\+xml);base64,[A-Za-z0-9+/=\s]+")
 _DEEPEST = 40
 
 

@@ -3,10 +3,11 @@
 An item is a run, a study, a finding (advice, profile, ...) or a curation.
 
 In: a folder, ids of items. Out: plain values, bytes. Guaranteed: no link is followed, so that
-nothing outside the folder is read; the search is bounded, and says so where it stopped; only what
-it found, and only files of known kinds, can be asked for; nothing is written or locked; a file is
-read again only when its size or time has changed, metrics only from where the last look ended; what
-cannot be read is said, never fatal; one request at a time works on it.
+nothing outside the folder is read or written; the search is bounded, and says so where it stopped;
+only what it found, and only files of known kinds, can be asked for; nothing is locked, and nothing
+written but a run's note; a file is read again only when its size or time has changed, metrics only
+from where the last look ended; what cannot be read is said, never fatal; one request at a time
+works on it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
 import threading
 import time
 from collections import OrderedDict, deque
@@ -29,7 +29,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 
 from samepath.engine.state.metrics_log import MetricColumns, newest_values, sample_values
-from samepath.files import is_locked
+from samepath.files import is_locked, open_plain, write_atomically
 from samepath.web.dashboard.items import (
     ShownRun,
     comparison,
@@ -44,6 +44,7 @@ MARKS = {
     "run.json": "run",
     "study.json": "study",
     "comparison.json": "comparison",
+    "folds.json": "folds",
     "curation.json": "curation",
     "advice.json": "advice",
     "profile.json": "profile",
@@ -56,7 +57,7 @@ UNDERWAY = "settings.json"
 _NAMES = {*MARKS, UNDERWAY, "pyvenv.cfg"}
 SKIPPED = {
     "node_modules", "__pycache__", "site-packages", "venv",
-    "checkpoints", "weights", "cache", "tensorboard", "show",
+    "checkpoints", "weights", "cache", "tensorboard", "wandb", "show",
 }  # fmt: skip
 MAX_DEPTH = 6
 MAX_FOLDERS = 5_000
@@ -68,6 +69,10 @@ DOWNLOADS = {".csv": "text/csv", ".json": "application/json", ".gz": "applicatio
 MAX_BYTES = 64 * 2**20
 """Size up to which a file is sent; a larger one is only named."""
 MAX_JSON = 32 * 2**20
+NOTE = "note.txt"
+"""A run's note, in its folder."""
+MAX_NOTE = 4 * 2000
+"""Its size: a character takes up to four bytes."""
 MAX_COMPARED = 12
 KEPT_METRICS = 24
 """Runs whose curves are held in memory."""
@@ -119,12 +124,7 @@ class RootFolder:
         file = self.path / folder / name
         if os.path.realpath(file.parent) != str(file.parent):
             raise PermissionError(errno.EPERM, "it is a link to another place")
-        how = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe does not hang us
-        descriptor = os.open(file, how)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise PermissionError(errno.EPERM, "it is not a plain file")
-        return os.fdopen(descriptor, "rb")
+        return open_plain(file, follow=False)
 
     def is_locked(self, folder: str) -> bool:
         """True while a run trains here, or a study runs."""
@@ -204,6 +204,10 @@ class NotFound(Exception):
     """Raised for an item or a file that does not exist, or no longer."""
 
 
+class NotWritten(Exception):
+    """Raised for a note that cannot be kept."""
+
+
 class Unreadable(Exception):
     """Raised for a file that is there and cannot be read."""
 
@@ -264,7 +268,8 @@ class FolderContents:
                 page["num_unreadable"] = metrics.num_unreadable
             names = [page["name"] for page in pages]
             digests = [page.get("whole_digest", "") for page in pages]
-            said = comparison(names, digests, all_metrics) if len(pages) > 1 else []
+            configs = [page.get("config", {}) for page in pages]
+            said = comparison(names, digests, all_metrics, configs) if len(pages) > 1 else []
             return {"runs": pages, "said": said}
 
     def item(self, id: str) -> dict[str, Any]:
@@ -287,6 +292,28 @@ class FolderContents:
                 return shown, opened.read()
         except OSError as error:
             raise NotFound(f"{shown.name} cannot be read ({error.strerror})") from None
+
+    def write_note(self, id: str, text: str) -> None:
+        """Keep a run's note as a file in its folder; without words there is none."""
+        with self._lock:
+            item = self._find(id)
+            if item.kind != "run":
+                raise NotFound("only runs have notes")
+            data = text.strip().encode(errors="replace")
+            if len(data) > MAX_NOTE:
+                raise NotWritten(f"a note has at most {MAX_NOTE:,} bytes")
+            folder = self.root.path / item.folder
+            try:
+                if os.path.realpath(folder) != str(folder):
+                    raise PermissionError(errno.EPERM, "it is a link to another place")
+                if data:
+                    # private: the only way to write that never follows a link that lies there
+                    write_atomically(folder / NOTE, data + b"\n", private=True)
+                    (folder / NOTE).chmod(0o644)
+                else:
+                    (folder / NOTE).unlink(missing_ok=True)
+            except OSError as error:
+                raise NotWritten(f"the note was not saved ({error.strerror})") from None
 
     # ---- how it is put together
 
@@ -351,7 +378,12 @@ class FolderContents:
             spark = self._read(item, "metrics.jsonl", "spark", losses) or []
         except Unreadable as error:
             problem = {"message": str(error)}
-        return run_line(record, is_running, newest) | {"spark": spark} | problem
+        try:
+            note = self._read(item, NOTE, "note", _note) or ""
+        except Unreadable as error:
+            note = str(error)
+        more = {"spark": spark, "note": note} | problem
+        return run_line(record, is_running, newest) | more
 
     def _page(self, item: Item) -> dict[str, Any]:
         """Make the content of an item's own page."""
@@ -436,6 +468,10 @@ class FolderContents:
         with suppress(Unreadable):  # the run's message says why
             self._read(item, "metrics.jsonl", "columns", metrics.read_on)
         return metrics
+
+
+def _note(file: IO[bytes]) -> str:
+    return file.read(MAX_NOTE).decode("utf-8", "replace").strip()
 
 
 def _json(file: IO[bytes]) -> Any:

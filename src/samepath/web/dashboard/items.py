@@ -22,6 +22,11 @@ RESUMABLE = ("stopped", "interrupted", "failed")
 _INTERVAL = {"noise_scale": ("noise_low", "noise_high")}
 """Values that are known to lie in an interval, which is a part of their curve."""
 _TOGETHER = {name for names in _INTERVAL.values() for name in names}
+_SHAPING = (
+    *("batch_size", "grain_size", "seed", "threads", "exact", "learning_rate", "weight_decay"),
+    *("strategy", "virtual_workers", "data", "keep"),
+)
+"""Settings on which a path depends."""
 _DIGITS = 12
 NUM_POINTS = 400
 """Points of a curve on the screen, at most."""
@@ -34,7 +39,11 @@ _LISTED = {
     "engines": "engines",
 }
 _MADE_OF = (("curves", "modelled", ("policy", "network")), ("runs", "runs", ("path",)))
-_STUDIES = {"race": "strategies raced to a target", "grid": "batch sizes and learning rates"}
+_STUDIES = {
+    "race": "strategies raced to a target",
+    "grid": "batch sizes and learning rates",
+    "folds": "cross-validation",
+}
 
 
 # ---- studies, findings and curations
@@ -43,7 +52,7 @@ _STUDIES = {"race": "strategies raced to a target", "grid": "batch sizes and lea
 def item_line(kind: str, content: Mapping[str, Any], status: str) -> dict[str, Any]:
     """A study, finding or curation in the overview; `status` is that of a study under way."""
     is_comparison = "comparison" in (kind, content.get("kind"))
-    title = "did curation help?" if is_comparison else kind
+    title = "did curation help?" if is_comparison else _STUDIES.get(kind, kind)
     if kind == "study":
         title = _STUDIES.get(str(content.get("kind")), "a study")
     line: dict[str, Any] = {
@@ -148,13 +157,17 @@ def run_line(record: ShownRun, is_running: bool, newest: Mapping[str, Any]) -> d
     if not isinstance(metrics, dict):
         metrics = {k.removeprefix("valid_"): v for k, v in newest.items() if k.startswith("valid_")}
     now = result or {**newest, "steps": newest.get("step"), "epochs": newest.get("epochs_done")}
+    # a strategy may have another than the recipe; runs of an older samepath say only that one
+    batches = (result, newest, record.last_start, config)
     known = ("steps", "epochs", "train_loss", "noise_scale", "noise_low", "noise_high", "seconds")
     return {
         "recipe": Path(str(config.get("recipe", "?"))).stem,
         "status": "stopped" if stopped else record.status,
         "is_live": is_running,
         "workers": _known(result.get("num_workers", record.last_start.get("num_workers"))),
-        "batch_size": config.get("batch_size"),
+        "batch_size": next(
+            filter(None, (_whole(each.get("batch_size")) for each in batches)), None
+        ),
         "strategy": config.get("strategy"),
         "seed": config.get("seed"),
         "steps_to_do": record.steps_to_do,
@@ -165,7 +178,17 @@ def run_line(record: ShownRun, is_running: bool, newest: Mapping[str, Any]) -> d
         "digest": _text(result.get("digest"))[:_DIGITS],
         "message": _text(result.get("message")),
         "began": _known(record.last_start.get("time")),
+        "seconds_left": _seconds_left(record.steps_to_do, now) if is_running else None,
     }
+
+
+def _seconds_left(steps_to_do: int | None, now: Mapping[str, Any]) -> float | None:
+    """The time that the rest of a run takes if it goes on as it did so far; None where the number
+    of its steps is not known."""
+    steps, seconds = _known(now.get("steps")), _known(now.get("seconds"))
+    if not steps_to_do or not steps or not seconds:
+        return None
+    return float(f"{max(steps_to_do - steps, 0) * seconds / steps:.2g}")
 
 
 def run_page(record: ShownRun, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +295,10 @@ def _rounded(values: Floats) -> list[float | None]:
 
 
 def comparison(
-    names: Sequence[str], digests: Sequence[str], all_metrics: Sequence[MetricColumns]
+    names: Sequence[str],
+    digests: Sequence[str],
+    all_metrics: Sequence[MetricColumns],
+    configs: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Say which of several runs are on the same path; the first is what others are held
     against."""
@@ -284,12 +310,33 @@ def comparison(
             words = f"{listed} ended with the same bits (digest {digest[:_DIGITS]})."
             said.append({"same": True, "words": f"Same path: {words}"})
     first = all_metrics[0].columns.get("train_loss", MetricColumn())
-    for name, digest, metrics in zip(names[1:], digests[1:], all_metrics[1:], strict=True):
+    others = zip(names[1:], digests[1:], all_metrics[1:], configs[1:], strict=True)
+    for name, digest, metrics, config in others:
         if digest and digest == digests[0]:
             continue
+        recipes = [_text(each.get("recipe")) for each in (configs[0], config)]
+        if configs[0].get("identity") != config.get("identity"):
+            how = f"{recipes[0]} and {recipes[1]}"
+            if recipes[0] == recipes[1]:
+                how = f"{recipes[0]} changed between them"
+            words = f"{names[0]} and {name} are of different recipes ({how}): no path to compare."
+            said.append({"same": None, "words": words})
+            continue
         second = metrics.columns.get("train_loss", MetricColumn())
-        said.append(_against(names[0], first, name, second, bool(digest and digests[0])))
+        one = _against(names[0], first, name, second, bool(digest and digests[0]))
+        if one["same"] is False and (why := _settings_apart(configs[0], config)):
+            one["words"] += f" Their settings differ: {why}."
+        said.append(one)
     return said
+
+
+def _settings_apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """The settings that shape a path and differ: "seed (0, 1)"."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} ({first.get(name)}, {second.get(name)})"
+        for name in _SHAPING
+        if first.get(name) != second.get(name)
+    )
 
 
 def _against(

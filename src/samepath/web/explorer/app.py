@@ -75,6 +75,17 @@ def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
         note = None if body.get("note") is None else _note(body)
         return JSONResponse(explorer.mark(_rows(body, explorer), _flag(body, "kept"), note))
 
+    async def relabel(request: Request) -> Response:
+        body = await _body(request)
+        note = None if body.get("note") is None else _note(body)
+        label = None if body.get("label") is None else _label(body, explorer)
+        return JSONResponse(explorer.relabel(_rows(body, explorer), label, note))
+
+    async def reviewed(request: Request) -> Response:
+        body = await _body(request)
+        again = body.get("rows") is None and _flag(body, "again")
+        return JSONResponse(explorer.reviewed(None if again else _rows(body, explorer)))
+
     async def note(request: Request) -> Response:
         body = await _body(request)
         return JSONResponse(explorer.note(_rows(body, explorer), _note(body)))
@@ -101,6 +112,8 @@ def explorer_app(explorer: Explorer, token: str) -> ASGIApp:
     ]
     changes = {
         "mark": mark,
+        "relabel": relabel,
+        "reviewed": reviewed,
         "note": note,
         "cluster": cluster,
         "undo": posted(explorer.undo),
@@ -168,10 +181,16 @@ def _note(body: dict[str, Any]) -> str:
     return note
 
 
-def _setting(body: dict[str, Any], explorer: Explorer) -> tuple[int, float, int]:
-    label, eps, min_samples = (body.get(name) for name in ("label", "eps", "min_samples"))
+def _label(body: dict[str, Any], explorer: Explorer) -> int:
+    label = body.get("label")
     if type(label) is not int or not 0 <= label < len(explorer.sliders):
         raise UserError(f"label: give a class from 0 to {len(explorer.sliders) - 1}")
+    return label
+
+
+def _setting(body: dict[str, Any], explorer: Explorer) -> tuple[int, float, int]:
+    eps, min_samples = (body.get(name) for name in ("eps", "min_samples"))
+    label = _label(body, explorer)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps <= MAX_EPS:
         raise UserError(f"eps: give a number above 0, at most {MAX_EPS:,}")
     most = explorer.sliders[label].max_min_samples

@@ -24,6 +24,7 @@ from samepath.files import brief, content_hash, parse_json, read_whole
 
 FORMAT = 1
 MOST_JOURNAL = 1 << 30
+OWN_LABEL = -1
 Rows = NDArray[np.int64]
 
 
@@ -34,9 +35,17 @@ class Columns(NamedTuple):
     reasons: NDArray[np.object_]
     clusters: NDArray[np.int64]
     notes: NDArray[np.object_]
+    targets: NDArray[np.int64]
+    """Labels given by relabelling; OWN_LABEL where the example has its own."""
 
     def take(self, rows: Rows | NDArray[np.bool_]) -> Columns:
-        return Columns(self.kept[rows], self.reasons[rows], self.clusters[rows], self.notes[rows])
+        return Columns(
+            self.kept[rows],
+            self.reasons[rows],
+            self.clusters[rows],
+            self.notes[rows],
+            self.targets[rows],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,6 +71,7 @@ class Edit:
             reasons=texts(line["reasons"]),
             clusters=np.array(line["clusters"], dtype=np.int64),
             notes=texts(line["notes"]),
+            targets=np.array(line.get("targets", [OWN_LABEL] * len(rows)), dtype=np.int64),
         )
         inside = ((rows >= 0) & (rows < number)).all()
         if not inside or any(len(column) != len(rows) for column in after):
@@ -81,6 +91,14 @@ def texts(values: Sequence[str]) -> NDArray[np.object_]:
     return array
 
 
+def _targets(keep_list: KeepList) -> NDArray[np.int64]:
+    """The new labels of a keep-list that relabels."""
+    own = np.full(len(keep_list), OWN_LABEL, dtype=np.int64)
+    if keep_list.relabelled is None or keep_list.suggested is None:
+        return own
+    return np.where(keep_list.relabelled, keep_list.suggested, own)
+
+
 def journal_of(keep: Path, folder: Path) -> Path:
     """The file of unsaved edits of a keep-list, in the folder that is explored."""
     return folder / f"{keep.name}.edits"
@@ -97,6 +115,7 @@ class Edits:
             reasons=texts(keep_list.reasons),
             clusters=keep_list.clusters.copy(),
             notes=texts(keep_list.notes or [""] * len(keep_list)),
+            targets=_targets(keep_list),
         )
         self.journal = journal
         self.set_aside: Path | None = None

@@ -7,7 +7,7 @@ the page. Guaranteed: nothing in the folder is ever written over; a saved keep-l
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
+from samepath.curation.colours import DARK, LIGHT, class_colours
 from samepath.curation.folder import Curation, CurationFolder
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
-from samepath.web.explorer.edits import Columns, Edit, Edits, Rows, journal_of, texts
+from samepath.web.explorer.edits import OWN_LABEL, Columns, Edit, Edits, Rows, journal_of, texts
+from samepath.web.explorer.review import Review
 
 REASONS = (
     "", "noise", "duplicate", "near-duplicate", "label error", "outlier", "sampled out", "random",
-    "dropped by hand", "kept by hand",
+    "dropped by hand", "kept by hand", "relabelled by hand",
 )  # fmt: skip
+SHOWN = ("loss", "doubt", "sure", "confidence", "training_margin")
+"""Numbers of each example that the page has, in the order of its columns."""
 NUM_NEIGHBOURS = 12
 MAX_MIN_SAMPLES = 50
 
@@ -64,6 +68,8 @@ class Explorer:
         journal = journal_of(self.keep, path)
         self.edits = Edits(self.keep_list, self.keep, journal, read_only=read_only)
         self.saved_as: Path | None = None
+        self.review = Review(path, len(self.curation))
+        self.known = _known(self.curation, self.keep_list)
         given = {*self.keep_list.reasons, *self.edits.columns.reasons}
         self.reasons = [*REASONS, *sorted(given - {*REASONS})]
         self._codes = {reason: code for code, reason in enumerate(self.reasons)}
@@ -81,11 +87,15 @@ class Explorer:
             "keep": self.keep.name,
             "num_examples": len(curation),
             "has_labels": curation.has_labels,
-            "has_losses": "losses" in curation.columns,
-            "has_doubts": "suspicion" in curation.columns,
+            "has_losses": "loss" in self.known,
+            "has_doubts": "doubt" in self.known,
             "has_guesses": "guesses" in curation.columns,
+            "has_suggestions": "suggested" in self.known,
+            "facts": curation.facts,
             "picture": None if pictures is None else [pictures.width, pictures.height],
             "classes": [asdict(sliders) for sliders in self.sliders],
+            "colours": class_colours(len(self.sliders)),
+            "palette": list(zip(LIGHT, DARK, strict=True)),
             "reasons": self.reasons,
             "parquet": find_spec("pyarrow") is not None,
             "set_aside": None if self.edits.set_aside is None else str(self.edits.set_aside),
@@ -99,13 +109,22 @@ class Explorer:
         return {**self.edits.state(), "saved_as": saved_as}
 
     def points(self) -> bytes:
-        """Ten columns of N 4-byte numbers: x, y, loss, doubt, confidence; label, guess, cluster,
-        kept, reason. What is not known is NaN or -1."""
+        """Columns of N 4-byte numbers: x, y, loss, doubt (in percent), the network's sureness of
+        its guess, confidence in the own label, training margin; label, guess, suggested label,
+        label after relabelling, cluster, kept, reason, reviewed. What is not known is NaN or -1."""
         curation, now, number = self.curation, self.edits.columns, len(self.curation)
-        known, unknown = curation.columns, np.full(number, np.nan)
-        floats = [known.get(name, unknown) for name in ("losses", "suspicion", "confidences")]
-        guesses = known.get("guesses", np.full(number, -1))
-        wholes = [curation.labels, guesses, now.clusters, now.kept, self._coded(now.reasons)]
+        unknown, none = np.full(number, np.nan), np.full(number, -1)
+        floats = [self.known.get(name, unknown) for name in SHOWN]
+        wholes = [
+            curation.labels,
+            curation.columns.get("guesses", none),
+            self.known.get("suggested", none),
+            now.targets,
+            now.clusters,
+            now.kept,
+            self._coded(now.reasons),
+            self.review.seen,
+        ]
         parts = [np.asarray(each, dtype="<f4") for each in (*curation.positions.T, *floats)]
         parts += [np.asarray(each, dtype="<i4") for each in wholes]
         return b"".join(part.tobytes() for part in parts)
@@ -123,15 +142,55 @@ class Explorer:
     # ---- what is changed
 
     def mark(self, rows: Rows, kept: bool, note: str | None = None) -> dict[str, Any]:
-        """Keep or drop examples by hand; examples that are so already keep their reason."""
+        """Keep (with their own labels) or drop examples by hand; examples that are so already keep
+        their reason."""
         old = self.edits.columns.take(rows)
         reasons, notes = old.reasons.copy(), old.notes.copy()
-        reasons[old.kept != kept] = "kept by hand" if kept else "dropped by hand"
+        differs = (old.kept != kept) | (old.targets != OWN_LABEL)
+        reasons[differs] = "kept by hand" if kept else "dropped by hand"
         if note is not None:
             notes[:] = note
         done = f"{'keep' if kept else 'drop'} {_examples(rows)}"
-        new = Columns(np.full(len(rows), kept), reasons, old.clusters, notes)
+        own = np.full(len(rows), OWN_LABEL)
+        new = Columns(np.full(len(rows), kept), reasons, old.clusters, notes, own)
         return self._apply(done, rows, new, f"already {'kept' if kept else 'dropped'}")
+
+    def relabel(self, rows: Rows, label: int | None, note: str | None = None) -> dict[str, Any]:
+        """Keep examples with another label, one for all or (None) what is suggested of each; those
+        whose own it is are kept with it."""
+        if not self.curation.has_labels:
+            raise UserError("these examples have no labels to change")
+        names, own = self.curation.class_names, self.curation.labels[rows]
+        targets = self._suggestions(rows) if label is None else np.full(len(rows), label)
+        old = self.edits.columns.take(rows)
+        notes = old.notes.copy()
+        if note is not None:
+            notes[:] = note
+        targets = np.where(targets == own, OWN_LABEL, targets)
+        before = np.where(old.kept, old.targets, -2)
+        same = before == targets
+        words = np.where(targets == OWN_LABEL, "kept by hand", "relabelled by hand").astype(object)
+        reasons = np.where(same, old.reasons, words)
+        new = Columns(np.full(len(rows), True), reasons, old.clusters, notes, targets)
+        to = "as suggested" if label is None else f"as {names[label]}"
+        return self._apply(f"relabel {_examples(rows)} {to}", rows, new, f"already {to}")
+
+    def _suggestions(self, rows: Rows) -> Rows:
+        suggested = self.known.get("suggested")
+        if suggested is None:
+            raise UserError("no labels are suggested here; choose one")
+        found: Rows = suggested[rows].astype(np.int64)
+        if (found < 0).any() or (found >= len(self.curation.class_names)).any():
+            raise UserError("there is no suggestion for some of these examples; choose a label")
+        return found
+
+    def reviewed(self, rows: Rows | None) -> dict[str, Any]:
+        """Remember that examples were looked at; None: begin the review again."""
+        if rows is None:
+            self.review.begin_again()
+        else:
+            self.review.add(rows)
+        return {"num_reviewed": int(self.review.seen.sum())}
 
     def note(self, rows: Rows, note: str) -> dict[str, Any]:
         """Write a note beside examples; an empty note removes it."""
@@ -147,14 +206,16 @@ class Explorer:
             raise UserError(f"{name} has too few examples to be clustered: all are kept")
         rows = np.flatnonzero(self.curation.labels == label)
         clusters = cluster_class(self.curation.positions[rows], eps, min_samples)
-        kept, reasons, _, notes = self.edits.columns.take(rows)
+        kept, reasons, _, notes, targets = self.edits.columns.take(rows)
         free = (reasons == "noise") | (kept & (reasons == ""))
         kept[free] = clusters[free] != -1
         reasons[free] = np.where(kept[free], texts([""]), texts(["noise"]))
+        now = self.edits.columns  # only what changes goes to the page, at every move of a slider
+        differs = (clusters != now.clusters[rows]) | (kept != now.kept[rows])
         return Edit(
             title=f"clusters of {name}: eps {eps:.3g}, min_samples {min_samples}",
-            rows=rows,
-            after=Columns(kept, reasons, clusters, notes),
+            rows=rows[differs],
+            after=Columns(kept, reasons, clusters, notes, targets).take(differs),
             setting=(label, eps, min_samples),
         )
 
@@ -171,13 +232,13 @@ class Explorer:
         """Write a new keep-list beside the others; returns its place, and how to train with it."""
         out = self.folder.next_keep_list()
         columns, about = self.edits.columns, self.curation.about
-        edited = KeepList(
-            labels=self.keep_list.labels,
-            positions=self.keep_list.positions,
+        edited = replace(
+            self.keep_list,
             clusters=columns.clusters,
             kept=columns.kept,
             reasons=columns.reasons.tolist(),
             notes=columns.notes.tolist() if len(self._noted()) else None,
+            **self._labels_given(),
         )
         write_keep_list(out, edited)
         self.edits.mark_saved(out)
@@ -191,6 +252,15 @@ class Explorer:
             **self.state(),
         }
 
+    def _labels_given(self) -> dict[str, Any]:
+        """What a keep-list says of new labels."""
+        targets = self.edits.columns.targets
+        relabelled = targets != OWN_LABEL
+        suggested = self.known.get("suggested", self.curation.labels).astype(np.int64)
+        if not relabelled.any():
+            return {"relabelled": None}
+        return {"relabelled": relabelled, "suggested": np.where(relabelled, targets, suggested)}
+
     def changes(self, rows: Rows, columns: Columns) -> dict[str, Any]:
         """New values of some rows, for the page."""
         return {
@@ -199,6 +269,7 @@ class Explorer:
             "reasons": self._coded(columns.reasons).tolist(),
             "clusters": columns.clusters.tolist(),
             "notes": columns.notes.tolist(),
+            "targets": columns.targets.tolist(),
         }
 
     def _apply(self, title: str, rows: Rows, new: Columns, nothing: str) -> dict[str, Any]:
@@ -217,6 +288,34 @@ class Explorer:
 
     def _coded(self, reasons: NDArray[np.object_]) -> Rows:
         return np.array([self._codes[reason] for reason in reasons], dtype=np.int64)
+
+
+def _known(curation: Curation, keep_list: KeepList) -> dict[str, NDArray[Any]]:
+    """What is known of each example, as far as it is: `loss`; `doubt`, the share of examples that
+    are doubted less, in percent; `sure`, the network's probability of its guess; `confidence`, the
+    probability of the own label; `training_margin`; `suggested`, a label. What the keep-list says
+    comes first."""
+    columns = curation.columns
+    found: dict[str, NDArray[Any] | None] = {
+        "loss": columns.get("losses") if keep_list.loss is None else keep_list.loss,
+        "doubt": keep_list.doubt,
+        "sure": columns.get("confidences"),
+        "confidence": keep_list.confidence,
+        "training_margin": keep_list.training_margin,
+        "suggested": columns.get("guesses") if keep_list.suggested is None else keep_list.suggested,
+    }
+    if found["doubt"] is None and "suspicion" in columns:
+        found["doubt"] = percentiles(columns["suspicion"])
+    if not curation.has_labels:
+        found["suggested"] = None
+    return {name: column for name, column in found.items() if column is not None}
+
+
+def percentiles(values: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The share of values that are lower than each, in percent; below 100, like
+    the doubt of keep-lists."""
+    below = np.searchsorted(np.sort(values), values)
+    return (100.0 * below / max(len(values), 1)).astype(np.float32)
 
 
 def _choose_keep_list(folder: CurationFolder) -> Path:

@@ -19,12 +19,16 @@ from typing import Any
 import numpy as np
 
 from samepath.curation.folder import Pictures
+from samepath.data.keep_list import DROP, KEEP, RELABEL
 from samepath.errors import UserError
 from samepath.files import write_atomically
 from samepath.web.explorer.explorer import Explorer
 from samepath.web.server import static_folder
 
-FLOATS = ("x", "y", "loss", "suspicion", "confidence")
+FLOATS = (
+    *("x", "y", "loss", "doubt", "confidence", "model_sure", "probability", "margin"),
+    "training_margin",
+)
 NO_PYARROW = "parquet files need pyarrow: pip install 'samepath[parquet]'"
 SHEET_SIDE = 2048
 MAX_SHEET_PIXELS = 32 * 10**6
@@ -55,8 +59,18 @@ def columns(explorer: Explorer) -> dict[str, list[Any]]:
     curation, now, number = explorer.curation, explorer.edits.columns, len(explorer.curation)
     names, labels = curation.class_names, curation.labels.tolist()
     unknown = [None] * number
-    known = {name: column.tolist() for name, column in curation.columns.items()}
-    guesses = [names[k] if k < len(names) else str(k) for k in known.get("guesses", ())]
+    known = {name: column.tolist() for name, column in explorer.known.items()}
+
+    def named(classes: Any) -> list[Any]:
+        return [names[k] if 0 <= k < len(names) else str(k) for k in classes] or unknown
+
+    more = {
+        name: unknown if column is None else [None if v != v else v for v in column.tolist()]
+        for name in ("probability", "margin", "training_margin")
+        for column in [getattr(explorer.keep_list, name)]
+    }
+    decisions = np.where(now.kept, np.where(now.targets >= 0, RELABEL, KEEP), DROP)
+    targets = np.where(now.targets >= 0, now.targets, curation.labels)
     return {
         "index": list(range(number)),
         "label": labels if curation.has_labels else unknown,
@@ -65,18 +79,26 @@ def columns(explorer: Explorer) -> dict[str, list[Any]]:
         "y": curation.positions[:, 1].tolist(),
         "cluster": now.clusters.tolist(),
         "kept": now.kept.tolist(),
+        "decision": decisions.tolist(),
+        "train_as": named(targets.tolist()) if curation.has_labels else unknown,
+        "suggested": named(known.get("suggested", ())),
         "reason": now.reasons.tolist(),
         "note": now.notes.tolist(),
-        "loss": known.get("losses", unknown),
-        "suspicion": known.get("suspicion", unknown),
-        "model_says": guesses or unknown,
-        "confidence": known.get("confidences", unknown),
+        "reviewed": explorer.review.seen.tolist(),
+        "doubt": known.get("doubt", unknown),
+        "loss": known.get("loss", unknown),
+        "confidence": known.get("confidence", unknown),
+        **more,
+        "model_says": named(curation.columns.get("guesses", np.arange(0)).tolist()),
+        "model_sure": known.get("sure", unknown),
+        **{f"fact_{name}": values for name, values in curation.facts.items()},
     }
 
 
 def csv_table(explorer: Explorer) -> bytes:
     table = columns(explorer)
-    table["kept"] = [int(kept) for kept in table["kept"]]
+    for name in ("kept", "reviewed"):
+        table[name] = [int(yes) for yes in table[name]]
     for name in FLOATS:  # as few digits as read back the same float32
         table[name] = ["" if v is None else str(np.float32(v)) for v in table[name]]
     out = io.StringIO()
@@ -93,10 +115,12 @@ def parquet_table(explorer: Explorer) -> bytes:
     except ImportError:
         raise UserError(NO_PYARROW) from None
     kinds = {"index": pa.int64(), "label": pa.int64(), "cluster": pa.int64(), "kept": pa.bool_()}
+    kinds["reviewed"] = pa.bool_()
     kinds |= {name: pa.float32() for name in FLOATS}
-    table = pa.table(
-        {n: pa.array(c, kinds.get(n, pa.string())) for n, c in columns(explorer).items()}
-    )
+    content = columns(explorer)
+    for name in explorer.curation.facts:  # of the kind they are
+        kinds[f"fact_{name}"] = None
+    table = pa.table({n: pa.array(c, kinds.get(n, pa.string())) for n, c in content.items()})
     out = io.BytesIO()
     pq.write_table(table, out)
     return out.getvalue()
@@ -106,7 +130,8 @@ def parquet_table(explorer: Explorer) -> bytes:
 
 MODULES = (
     "dom.js", "palette.js", "grid.js", "renderer.js", "pointer.js", "source.js", "model.js",
-    "mapview.js", "panels.js", "tune.js", "point.js", "gallery.js", "page.js",
+    "mapview.js", "panels.js", "tune.js", "thumb.js", "decide.js", "filter.js", "review.js",
+    "point.js", "gallery.js", "keys.js", "page.js",
 )  # fmt: skip
 """Scripts of the page, in an order in which each needs only those before it."""
 

@@ -1,8 +1,8 @@
 // What is dropped, class by class, worst first: the most doubtful, or else the highest loss.
 
-import { el, find, percent, short, whole } from "./dom.js";
+import { el, find, percent, whole } from "./dom.js";
 import { classColour } from "./palette.js";
-import { altOf } from "./point.js";
+import { thumbItem } from "./thumb.js";
 
 const FIRST = 24;
 const MORE = 96;
@@ -16,22 +16,7 @@ export function galleryPanel(model, source, act) {
 
   const worstFirst = (a, b) => model.worst[b] - model.worst[a] || a - b;
 
-  const item = (row) => {
-    const reason = model.about.reasons[model.reason[row]];
-    const loss = Number.isFinite(model.loss[row]) ? `, loss ${short(model.loss[row])}` : "";
-    const title = `${altOf(model, row)}: ${reason}${loss}`;
-    const inside = model.about.picture ? source.picture(row, title)
-      : el("span", { class: "number" }, `#${row}`);
-    const keep = source.isCopy ? null : el("button", { class: "back", type: "button",
-      title: `Keep example ${row}`, "aria-label": `Keep example ${row}`,
-      onclick: () => act.mark([row], true) }, "keep");
-    return el("li", {},
-      el("button", { class: "thumb", type: "button", title, "data-row": row,
-                     onclick: () => act.show(row),
-                     onpointerenter: () => act.point(row),
-                     onpointerleave: () => act.point(-1) }, inside),
-      el("span", { class: "caption" }, reason || "dropped"), keep);
-  };
+  const item = (row) => thumbItem(model, source, act, row);
 
   const section = (label, rows, count, isOpen) => {
     const number = numShown.get(label) || FIRST;

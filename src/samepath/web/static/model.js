@@ -1,7 +1,8 @@
 // What is known of the examples, what a person chose to see of them, and who wants to know.
 
-const COLUMNS = ["x", "y", "loss", "doubt", "confidence", "label", "guess", "cluster", "kept", "reason"];
-const NUM_FLOATS = 5;
+const COLUMNS = ["x", "y", "loss", "doubt", "sure", "confidence", "trainingMargin", "label",
+                 "guess", "suggested", "target", "cluster", "kept", "reason", "seen"];
+const NUM_FLOATS = 7;
 
 /** Place of each value among all, from 0 (lowest) to 1, -1 where there is none; and all, sorted. */
 function ranks(values) {
@@ -18,6 +19,7 @@ export class Model {
     this.colourBy = "class";
     this.hiddenClasses = new Set();
     this.hiddenGroups = new Set();
+    this.test = null; // what must hold of an example that is shown
     this.selected = new Set();
     this.pinned = -1;
     this.hovered = -1;
@@ -35,6 +37,7 @@ export class Model {
     this.notes = new Map(Object.entries(about.notes).map(([row, note]) => [Number(row), note]));
     this.state = about;
     this.before = null;
+    this.counted = null;
     [this.lossRank, this.losses] = ranks(this.loss);
     [this.doubtRank, this.doubts] = ranks(this.doubt);
     this.worst = about.has_doubts ? this.doubtRank : this.lossRank;
@@ -63,10 +66,12 @@ export class Model {
   // ---- what is seen
 
   isVisible(i) {
-    return !this.hiddenClasses.has(this.label[i]) && !this.hiddenGroups.has(this.group(i));
+    return !this.hiddenClasses.has(this.label[i]) && !this.hiddenGroups.has(this.group(i)) &&
+      (!this.test || this.test(i));
   }
 
   counts() {
+    if (this.counted) return this.counted;
     const classes = this.about.classes.map(() => ({ all: 0, kept: 0 }));
     const groups = new Map();
     let kept = 0;
@@ -77,7 +82,8 @@ export class Model {
       const group = this.group(i);
       groups.set(group, (groups.get(group) || 0) + 1);
     }
-    return { kept, all: this.num, classes, groups };
+    this.counted = { kept, all: this.num, classes, groups };
+    return this.counted;
   }
 
   /** Which eps and min_samples a class has now. */
@@ -107,7 +113,8 @@ export class Model {
     const { rows } = change;
     this.before = { rows, kept: rows.map((i) => this.kept[i]),
                     reasons: rows.map((i) => this.reason[i]),
-                    clusters: rows.map((i) => this.cluster[i]) };
+                    clusters: rows.map((i) => this.cluster[i]),
+                    targets: rows.map((i) => this.target[i]) };
     this.put(change);
     this.tell("data");
   }
@@ -119,11 +126,13 @@ export class Model {
     if (tell) this.tell("data");
   }
 
-  put({ rows, kept, reasons, clusters }) {
+  put({ rows, kept, reasons, clusters, targets }) {
+    this.counted = null;
     rows.forEach((row, k) => {
       this.kept[row] = kept[k];
       this.reason[row] = reasons[k];
       this.cluster[row] = clusters[k];
+      this.target[row] = targets[k];
     });
   }
 

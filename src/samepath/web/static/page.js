@@ -1,18 +1,23 @@
 // The explorer: puts the parts together; top bar, keys, dialogs.
 
+import { classChoice } from "./decide.js";
 import { el, find, say, whole } from "./dom.js";
+import { findBox } from "./filter.js";
 import { galleryPanel } from "./gallery.js";
+import { keys } from "./keys.js";
 import { MapView } from "./mapview.js";
 import { Model } from "./model.js";
-import { isDark } from "./palette.js";
+import { isDark, useColours } from "./palette.js";
 import { classesPanel, coloursPanel, countsPanel, keyPanel, reasonsPanel } from "./panels.js";
 import { hoverCard, pointPanel } from "./point.js";
+import { reviewPanel, selectedPanel } from "./review.js";
 import { openSource } from "./source.js";
 import { tunePanel } from "./tune.js";
 
 async function start() {
   const source = await openSource();
   history.replaceState(null, "", location.pathname); // the token need not be seen
+  useColours(source.about);
   const model = new Model(source.about, source.points);
   document.title = `${model.about.title} - samepath`;
   document.body.classList.toggle("copy", source.isCopy);
@@ -37,6 +42,10 @@ async function start() {
       act.pin(row);
       view.reveal(row);
     },
+    ring: (row) => {
+      model.pin(row);
+      view.reveal(row);
+    },
   });
   countsPanel(model);
   coloursPanel(model);
@@ -45,11 +54,16 @@ async function start() {
   keyPanel(model);
   pointPanel(model, source, act);
   const gallery = galleryPanel(model, source, act);
-  const showTab = tabs({ point: () => {}, gallery: gallery.open });
+  const review = reviewPanel(model, source, act);
+  const selected = selectedPanel(model, source, act);
+  const showTab = tabs({ point: () => {}, review: review.open, gallery: gallery.open,
+                         selected: selected.open });
+  act.showTab = showTab;
   act.pin = (row) => {
     model.pin(row);
     if (row >= 0) showTab("point");
   };
+  findBox(model, act);
   if (!source.isCopy) {
     const tune = tunePanel(model, source);
     act.finish = tune.finish;
@@ -59,7 +73,7 @@ async function start() {
       say(`The keep-list has changed since it was edited; the earlier edits are in ${model.about.set_aside}`);
     }
   }
-  keys(model, act, view);
+  keys(model, act, view, review);
   themeButton(model);
   window.samepath = { model, view }; // for tests, and for people who are curious
   document.body.classList.add("ready");
@@ -82,6 +96,7 @@ function actions(model, source) {
   const reload = async () => {
     const fresh = await source.constructor.open();
     model.load(fresh.about, fresh.points);
+    model.tell("load");
     model.tell("data");
     model.tell("state");
   };
@@ -93,6 +108,29 @@ function actions(model, source) {
       if (source.isCopy || !rows.length) return null;
       return change("mark", { rows, kept, note: note || null }, (answer) =>
         `${kept ? "Kept" : "Dropped"} ${examples(answer.rows.length)}. z undoes it.`);
+    },
+    relabel: (rows, label, note) => {
+      if (source.isCopy || !rows.length) return null;
+      return change("relabel", { rows, label, note: note || null }, (answer) =>
+        `Relabelled ${examples(answer.rows.length)}. z undoes it.`);
+    },
+    seen: async (rows) => {
+      try {
+        for (const row of rows) model.seen[row] = 1;
+        model.tell("review");
+        await source.change("reviewed", { rows });
+      } catch (error) {
+        say(error.message, "error");
+      }
+    },
+    reviewAgain: async () => {
+      try {
+        await source.change("reviewed", { again: true });
+        model.seen.fill(0);
+        model.tell("load");
+      } catch (error) {
+        say(error.message, "error");
+      }
     },
     note: (rows, note) => change("note", { rows, note }, () => (note ? "Noted." : "Note removed.")),
     undo: () => {
@@ -186,6 +224,18 @@ function selectionBar(model, act) {
     find("selection-more").textContent = `${whole(kept)} kept, ${whole(rows.length - kept)} dropped`;
   };
   model.on("selection data", draw);
+  if (model.about.has_labels) {
+    const relabel = async (label) => {
+      await act.relabel([...model.selected], label, note.value.trim());
+      note.value = "";
+      model.select([]);
+    };
+    const choice = classChoice(model, "selection-relabel", "Relabel the selection", relabel);
+    find("selection-drop").after(choice);
+    if (model.about.has_suggestions) {
+      choice.firstChild.after(el("option", { value: "-1" }, "as suggested (r)"));
+    }
+  }
   find("selection-keep").addEventListener("click", mark(true));
   find("selection-drop").addEventListener("click", mark(false));
   find("selection-clear").addEventListener("click", () => model.select([]));
@@ -210,53 +260,14 @@ function tabs(openers) {
     find(`tab-${name}`).addEventListener("click", () => show(name));
     find(`tab-${name}`).addEventListener("keydown", (event) => {
       if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-      const other = names[(names.indexOf(name) + 1) % names.length];
+      const there = names.filter((each) => !find(`tab-${each}`).hidden);
+      const by = event.key === "ArrowRight" ? 1 : there.length - 1;
+      const other = there[(there.indexOf(name) + by) % there.length];
       show(other);
       find(`tab-${other}`).focus();
     });
   }
   return show;
-}
-
-function keys(model, act, view) {
-  const isCopy = document.body.classList.contains("copy");
-  const marked = async (kept) => {
-    await act.mark(model.chosen(), kept, find("selection-note").value.trim());
-    model.select([]);
-  };
-  const doing = {
-    "?": () => find("help").showModal(),
-    0: () => find("zoom-fit").click(),
-    Escape: () => (model.selected.size ? model.select([]) : view.isLasso ? view.useLasso(false)
-      : model.pin(-1)),
-  };
-  const editing = {
-    k: () => marked(true),
-    d: () => marked(false),
-    z: () => !find("undo").disabled && act.undo(),
-    Z: () => !find("redo").disabled && act.redo(),
-    l: () => view.useLasso(!view.isLasso),
-    n: () => (model.selected.size ? find("selection-note") : find("note"))?.focus(),
-  };
-  document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.matches("input[type=text], select");
-    const isDialog = document.querySelector("dialog[open]");
-    if ((event.ctrlKey || event.metaKey) && event.key === "s" && !isCopy) {
-      event.preventDefault();
-      if (!find("save").disabled && !isDialog) act.save();
-      return;
-    }
-    if (event.key === "Escape" && isTyping) event.target.blur();
-    if (isTyping || isDialog || event.ctrlKey || event.metaKey || event.altKey) return;
-    const action = doing[event.key] || (!isCopy && editing[event.key]);
-    if (!action) return;
-    event.preventDefault();
-    action();
-  });
-  find("help-button").addEventListener("click", () => find("help").showModal());
-  for (const button of document.querySelectorAll("dialog .close")) {
-    button.addEventListener("click", () => button.closest("dialog").close());
-  }
 }
 
 function themeButton(model) {

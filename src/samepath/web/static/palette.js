@@ -1,10 +1,18 @@
-// Colours of points. Okabe and Ito's and Tol's, which colour-blind people can tell apart, in a
-// variant for each background; names stand on the map too, so that colour never stands alone.
+// Colours of points, and of runs. Those of classes come with the data, and are those of the figures:
+// one for each background; names stand on the map too, so that colour never stands alone.
 
-const LIGHT = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",
-               "#882255", "#999933", "#332288", "#44AA99", "#AA4499", "#8C5A2B"];
-const DARK = ["#4BA3E3", "#F0B541", "#2BC49B", "#FF8147", "#E9A0CB", "#9ADBFF",
-              "#D9668F", "#CFCF63", "#9C8CF2", "#7FD8C4", "#D58AD5", "#CC9A70"];
+// Okabe and Ito's and Tol's, which colour-blind people can tell apart: on light, on dark
+let palette = [["#0072B2", "#4BA3E3"], ["#E69F00", "#F0B541"], ["#009E73", "#2BC49B"],
+               ["#D55E00", "#FF8147"], ["#CC79A7", "#E9A0CB"], ["#56B4E9", "#9ADBFF"],
+               ["#882255", "#D9668F"], ["#999933", "#CFCF63"], ["#332288", "#9C8CF2"],
+               ["#44AA99", "#7FD8C4"], ["#AA4499", "#D58AD5"], ["#8C5A2B", "#CC9A70"]];
+let classes = palette;
+
+export function useColours(about) {
+  classes = about.colours;
+  palette = about.palette;
+}
+
 // from low to high: the high end, which matters, stands out from the background
 const RAMP_LIGHT = ["#DCD6E8", "#F2B48A", "#E0705A", "#A32A66", "#3B0F54"];
 const RAMP_DARK = ["#463A63", "#8A3A78", "#D4556A", "#F9A35F", "#FCF3A1"];
@@ -16,9 +24,10 @@ export const isDark = () => {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
 
-export const classColour = (number) => (isDark() ? DARK : LIGHT)[number % LIGHT.length];
+const shade = (pair) => pair[isDark() ? 1 : 0];
+export const classColour = (label) => shade(classes[label % classes.length]);
 export const clusterColour = (label, cluster) =>
-  cluster < 0 ? neutral() : classColour(label * 5 + cluster * 7);
+  cluster < 0 ? neutral() : shade(palette[(label * 5 + cluster * 7) % palette.length]);
 export const neutral = () => (isDark() ? "#7C8794" : "#98A1AB");
 export const keptColour = (kept) => classColour(kept ? 0 : 3);
 export const rampStops = () => (isDark() ? RAMP_DARK : RAMP_LIGHT);
@@ -43,7 +52,7 @@ export function painter(model, by) {
   if (by === "cluster") {
     return (i) => {
       const label = model.label[i], cluster = model.cluster[i];
-      const key = cluster < 0 ? -1 : ((label * 5 + cluster * 7) % LIGHT.length);
+      const key = cluster < 0 ? -1 : ((label * 5 + cluster * 7) % palette.length);
       return remember(key, () => clusterColour(label, cluster));
     };
   }

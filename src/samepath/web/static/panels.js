@@ -111,7 +111,7 @@ export function reasonsPanel(model) {
     model.tell("filters");
   };
   const draw = () => {
-    const groups = model.counts().groups;
+    const groups = new Map(model.counts().groups);
     for (const group of hidden) if (!groups.has(group)) groups.set(group, 0);
     const order = [...groups].sort(([a], [b]) => (b & 1) - (a & 1) || a - b);
     list.replaceChildren(...order.map(([group, number]) => {
@@ -158,8 +158,9 @@ export function keyPanel(model) {
       const ramp = el("span", { class: "ramp" });
       ramp.style.background = `linear-gradient(90deg, ${rampStops().join(",")})`;
       box.replaceChildren(...forms, el("span", { class: "scale" },
-        el("span", {}, `${model.colourBy} ${short(values[0])}`), ramp,
-        el("span", {}, `${short(values.at(-1))} (middle ${short(middle)})`)));
+        el("span", {}, model.colourBy === "doubt" ? "least doubtful" : `loss ${short(values[0])}`), ramp,
+        el("span", {}, model.colourBy === "doubt" ? "most"
+          : `${short(values.at(-1))} (middle ${short(middle)})`)));
     } else {
       box.replaceChildren(...forms, "coloured by class");
     }

@@ -1,50 +1,11 @@
 // One example: the card that follows the mouse, and the right panel for the one that is pinned,
 // with its facts, its note and its nearest neighbours.
 
-import { el, find, percent, say, short } from "./dom.js";
-import { classColour } from "./palette.js";
+import { decideButtons, factsOf, verdict } from "./decide.js";
+import { el, find, say, short } from "./dom.js";
+import { altOf, labelWords, thumbButton } from "./thumb.js";
 
 const NUM_SHOWN = 12;
-
-export const altOf = (model, row) =>
-  `Example ${row}` + (model.about.has_labels ? `, ${model.className(model.label[row])}` : "");
-
-/** A rank from 0 to 1 in words; never rounded up to all. */
-function among(rank) {
-  if (rank === 1) return "the highest";
-  if (rank === 0) return "the lowest";
-  const share = Math.max(rank, 1 - rank);
-  const shown = Math.floor(share * 1000) / 10;
-  return `${rank >= 0.5 ? "higher" : "lower"} than ${shown >= 99 ? shown : Math.floor(shown)}%`;
-}
-
-/** What is known of an example, as [name, value, class] lines. */
-function facts(model, row) {
-  const { about } = model;
-  const lines = [];
-  if (about.has_labels) lines.push(["Class", model.className(model.label[row])]);
-  if (about.has_guesses) {
-    const isOther = about.has_labels && model.guess[row] !== model.label[row];
-    const says = `${model.className(model.guess[row])}, ${percent(model.confidence[row], 1)} sure`;
-    lines.push(["Model says", says, isOther ? "other" : ""]);
-  }
-  if (Number.isFinite(model.loss[row])) {
-    lines.push(["Loss", `${short(model.loss[row])}, ${among(model.lossRank[row])}`]);
-  }
-  if (Number.isFinite(model.doubt[row])) lines.push(["Doubt", `${short(model.doubt[row])} of 1`]);
-  lines.push(["Cluster", model.cluster[row] < 0 ? "none: noise" : String(model.cluster[row])]);
-  if (model.notes.has(row)) lines.push(["Note", model.notes.get(row)]);
-  return el("dl", { class: "facts" }, lines.map(([name, value, kind]) =>
-    [el("dt", {}, name), el("dd", { class: kind || "" }, value)]).flat());
-}
-
-function verdict(model, row) {
-  const reason = model.about.reasons[model.reason[row]];
-  const isKept = model.kept[row];
-  const words = reason.endsWith("by hand") ? reason : `${isKept ? "kept" : "dropped"}` +
-    (reason ? `: ${reason}` : "");
-  return el("span", { class: `verdict ${isKept ? "kept" : "dropped"}` }, words);
-}
 
 export function hoverCard(model, source, box) {
   const card = find("hover");
@@ -59,7 +20,7 @@ export function hoverCard(model, source, box) {
       const picture = model.about.picture ? source.picture(row, altOf(model, row)) : null;
       card.replaceChildren(...[picture && el("div", { class: "frame" }, picture),
         el("div", { class: "words" }, el("div", { class: "head" }, `#${row}`, verdict(model, row)),
-           facts(model, row))].filter(Boolean));
+           factsOf(model, row))].filter(Boolean));
       shown = row;
     }
     card.hidden = false;
@@ -77,16 +38,9 @@ export function pointPanel(model, source, act) {
 
   const thumbnail = (row, title) => {
     const isOther = model.about.has_labels && model.label[row] !== model.label[model.pinned];
-    const colour = classColour(model.label[row]);
-    const inside = model.about.picture ? source.picture(row, altOf(model, row)) : `#${row}`;
-    const name = model.about.has_labels ? model.className(model.label[row]) : `#${row}`;
-    return el("li", {}, el("button", { class: "thumb", type: "button", title, "data-row": row,
-                                       onclick: () => act.show(row),
-                                       onpointerenter: () => act.point(row),
-                                       onpointerleave: () => act.point(-1),
-                                       style: { borderColor: colour } }, inside),
+    return el("li", {}, thumbButton(model, source, act, row, title),
       el("span", { class: isOther ? "caption other" : "caption" },
-         (model.kept[row] ? "" : "dropped ") + name));
+         (model.kept[row] ? "" : "dropped ") + (labelWords(model, row) || `#${row}`)));
   };
 
   const neighbours = async (row, list) => {
@@ -122,14 +76,10 @@ export function pointPanel(model, source, act) {
       const note = event.target.value.trim().replace(/\s+/g, " ");
       if (note !== (model.notes.get(row) || "")) act.note([row], note);
     };
-    const buttons = source.isCopy ? null : el("div", { class: "buttons" },
-      el("button", { type: "button", class: "keep", disabled: !!model.kept[row], title: "Keep (k)",
-                     onclick: () => act.mark([row], true) }, "Keep"),
-      el("button", { type: "button", class: "drop", disabled: !model.kept[row], title: "Drop (d)",
-                     onclick: () => act.mark([row], false) }, "Drop"));
+    const buttons = source.isCopy ? null : decideButtons(model, act, () => [row]);
     const note = source.isCopy ? null : el("label", { class: "note" }, el("span", {}, "Note"),
       el("input", { id: "note", type: "text", value: noteWas, maxLength: 500, autocomplete: "off",
-                    placeholder: "Why? (saved with the keep-list)", onchange: saveNote }));
+                    placeholder: "Why? #tags can be filtered", onchange: saveNote }));
     const old = drawn === row ? box.querySelector(".neighbours") : null;
     const list = el("ul", { class: "thumbs" });
     const near = source.isCopy ? null : old || el("section", { class: "neighbours" },
@@ -140,7 +90,7 @@ export function pointPanel(model, source, act) {
         class: "link", onclick: () => act.centre(row), title: "Show it on the map" }, "locate"),
         el("button", { type: "button", class: "link", title: "Release it (Esc)",
                        onclick: () => model.pin(-1) }, "close")),
-      buttons, facts(model, row), note, near].filter(Boolean));
+      buttons, factsOf(model, row), note, near].filter(Boolean));
     if (!old && near) neighbours(row, list);
     drawn = row;
   };

@@ -37,15 +37,18 @@ export function tunePanel(model, source) {
 
   const result = () => {
     const clusters = new Set();
-    let noise = 0;
+    const noiseCode = model.about.reasons.indexOf("noise");
+    let [noise, others] = [0, 0]; // as the tables count: what is dropped for another reason is not noise
     for (let i = 0; i < model.num; i++) {
       if (model.label[i] !== label()) continue;
-      if (model.cluster[i] < 0) noise++;
-      else clusters.add(model.cluster[i]);
+      if (model.cluster[i] >= 0) clusters.add(model.cluster[i]);
+      else if (model.reason[i] === noiseCode) noise++;
+      else others++;
     }
     find("tune-result").textContent =
       `${whole(clusters.size)} cluster${clusters.size === 1 ? "" : "s"}; ` +
-      `${whole(noise)} noise point${noise === 1 ? "" : "s"}`;
+      `${whole(noise)} dropped as noise` +
+      (others ? `; ${whole(others)} outside too, with another reason` : "");
   };
   const words = () => {
     find("eps-value").textContent = short(setting().eps);

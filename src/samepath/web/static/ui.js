@@ -11,7 +11,7 @@ const QUIET_MS = 2000;
 
 // what stays as it is when one goes from page to page
 const state = { filter: "", kind: "all", parts: false, ticked: new Set(), across: "step",
-                up: "linear", isOthersOpen: false, numLive: 0 };
+                up: "linear", isOthersOpen: false, numLive: 0, sort: ["newest", 1] };
 let has = {}; // addresses of what is shown, with the tags of their answers
 let page = null;
 let waiting = 0;

@@ -1,8 +1,9 @@
 // A study, a finding or a curation: its verdict, its report, its figures, the runs it is made of.
 
 import { el, find, whole } from "./dom.js";
-import { about, back, badge, card, command, keep, kindBadge, runRow } from "./ui_parts.js";
+import { about, back, badge, card, command, keep, kindBadge } from "./ui_parts.js";
 import { addressOf, report } from "./ui_report.js";
+import { RunTable } from "./ui_table.js";
 import { ago, joined } from "./ui_words.js";
 
 const MOST_COMPARED = 12;
@@ -19,10 +20,10 @@ export class ItemPage {
     this.pictures = el("div", { class: "pictures" });
     this.compare = el("button", { type: "button",
                                   onclick: () => go(`#/run/${this.ticked().join(",")}`) });
-    this.rows = el("ul", { class: "rows" });
+    this.rows = new RunTable(state, () => this.drawParts());
     this.cards = el("ul", { class: "cards" });
     this.parts = el("section", { hidden: true }, el("h2", {}, "Contains"),
-                    el("p", { class: "buttons-row" }, this.compare), this.rows, this.cards);
+                    el("p", { class: "buttons-row" }, this.compare), this.rows.element, this.cards);
     this.below = el("div", { class: "below" });
     this.element = el("div", { class: "page item-page" }, back(), this.head, this.report,
                       this.pictures, this.parts, this.below);
@@ -87,16 +88,11 @@ export class ItemPage {
     const { parts } = this.item;
     const runs = parts.filter((part) => part.kind === "run");
     this.parts.hidden = !parts.length;
-    const draw = () => {
-      const number = this.ticked().length;
-      this.compare.parentElement.hidden = runs.length < 2;
-      this.compare.disabled = !number || number > MOST_COMPARED;
-      this.compare.textContent = number > 1 ? `Compare ${number} runs` : "Tick runs to compare them";
-    };
-    const short = (run) => ({ ...run, name: run.name.split("/").at(-1) });
-    this.rows.hidden = !runs.length;
-    keep(this.rows, runs, (run) => runRow(short(run), this.state.ticked, draw));
+    const number = this.ticked().length;
+    this.compare.parentElement.hidden = runs.length < 2;
+    this.compare.disabled = !number || number > MOST_COMPARED;
+    this.compare.textContent = number > 1 ? `Compare ${number} runs` : "Tick runs to compare them";
+    this.rows.draw(runs.map((run) => ({ ...run, shown: run.name.split("/").at(-1) })));
     keep(this.cards, parts.filter((part) => part.kind !== "run"), card);
-    draw();
   }
 }

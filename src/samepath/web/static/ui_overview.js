@@ -1,11 +1,12 @@
 // The overview: everything there is, newest first, with a filter; runs can be ticked to compare.
 
 import { el, find, whole } from "./dom.js";
-import { card, command, keep, runRow, segments } from "./ui_parts.js";
+import { card, command, keep, segments } from "./ui_parts.js";
+import { RunTable, compares } from "./ui_table.js";
 
 const GROUPS = [
   ["runs", "Runs", ["run"]],
-  ["studies", "Studies", ["study", "comparison"]],
+  ["studies", "Studies", ["study", "comparison", "folds"]],
   ["findings", "Findings", ["advice", "profile", "curvature", "simulation"]],
   ["curations", "Curations", ["curation"]],
 ];
@@ -18,7 +19,8 @@ export class Overview {
     Object.assign(this, { state, go, groups: {} });
     const filter = el("input", {
       type: "search", id: "filter", value: state.filter, autocomplete: "off", spellcheck: false,
-      placeholder: "Filter: name, recipe, status, digest", "aria-label": "Filter",
+      placeholder: "Filter: words, workers=2, loss<0.01", "aria-label": "Filter",
+      title: "Words of names, recipes, statuses, notes, digests; columns: workers=2 loss<0.01 status:run",
       oninput: () => this.change({ filter: filter.value }),
     });
     this.kinds = el("div", {});
@@ -37,13 +39,14 @@ export class Overview {
   }
 
   group(id, name) {
-    const list = el("ul", { class: id === "runs" ? "rows" : "cards" });
+    const table = id === "runs" ? new RunTable(this.state, () => this.drawCompare()) : null;
+    const list = table?.element || el("ul", { class: "cards" });
     const more = el("button", { type: "button", class: "more", onclick: () => {
       this.groups[id].most += STEP;
       this.draw();
     } });
     const section = el("section", { id: `group-${id}` }, el("h2", {}, name), list, more);
-    this.groups[id] = { list, more, section, most: STEP };
+    this.groups[id] = { list, table, more, section, most: STEP };
     return section;
   }
 
@@ -63,10 +66,11 @@ export class Overview {
   isShown(item) {
     const { filter, parts } = this.state;
     const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const { name, recipe, kind, status, title, verdict, digest, strategy } = item;
-    const text = [name, recipe, kind, status, title, verdict, digest, strategy].join(" ").toLowerCase();
+    const { name, recipe, kind, status, title, verdict, digest, strategy, note } = item;
+    const text = [name, recipe, kind, status, title, verdict, digest, strategy, note].join(" ")
+      .toLowerCase();
     const isPart = kind === "run" && item.parent;
-    return words.every((word) => text.includes(word)) &&
+    return words.every((word) => compares(item, word) ?? text.includes(word)) &&
       (!isPart || parts || words.length > 0 || item.is_live);
   }
 
@@ -95,14 +99,14 @@ export class Overview {
   }
 
   drawGroup(id, found) {
-    const { kind, ticked } = this.state;
-    const { list, more, section, most } = this.groups[id];
+    const { kind } = this.state;
+    const { list, table, more, section, most } = this.groups[id];
     section.hidden = !found.length || (kind !== "all" && kind !== id);
     more.hidden = found.length <= most;
     const next = Math.min(STEP, found.length - most);
     more.textContent = `Show ${whole(next)} more of ${whole(found.length)}`;
-    keep(list, found.slice(0, most),
-         id === "runs" ? (run) => runRow(run, ticked, () => this.drawCompare()) : card);
+    if (table) table.draw(found, most);
+    else keep(list, found.slice(0, most), card);
   }
 
   drawEmpty(isAny) {

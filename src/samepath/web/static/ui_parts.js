@@ -10,7 +10,7 @@ function shape(tag, attributes) {
 }
 
 /** A curve without axes, to be seen at a glance: lighter than a chart for each of many rows. */
-function sparkline(values) {
+export function sparkline(values) {
   const svg = shape("svg", { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none",
                              "aria-hidden": "true" });
   if (values.length < 2) return svg;
@@ -78,29 +78,6 @@ export function progress(run) {
   return el("div", { class: "progress", role: "progressbar", "aria-label": `${run.name}: progress`,
                      "aria-valuenow": Math.round(share), "aria-valuemin": 0, "aria-valuemax": 100 },
             el("span", { style: { width: `${share}%` } }));
-}
-
-/** A run in a list. `ticked` is a set of ids; `onTick` is told when it has changed. */
-export function runRow(run, ticked, onTick) {
-  const change = (event) => {
-    if (event.target.checked) ticked.add(run.id);
-    else ticked.delete(run.id);
-    onTick();
-  };
-  const tick = el("input", { type: "checkbox", checked: ticked.has(run.id), onchange: change,
-                             "aria-label": `Compare ${run.name}`, disabled: Boolean(run.error) });
-  const batch = known(run.batch_size) ? `batch ${run.batch_size}` : "";
-  const strategy = run.strategy === "strong" ? "" : run.strategy;
-  const about = joined(run.recipe, batch, strategy, duration(run.seconds), ago(run.time));
-  return el("li", { class: "row run", "data-id": run.id },
-    el("label", { class: "tick" }, tick),
-    el("div", { class: "who" },
-      el("p", {}, el("a", { href: linkOf(run) }, run.name), " ", badge(run)),
-      el("p", { class: "quiet" }, run.error || about),
-      run.message ? el("p", { class: "warn" }, run.message) : null,
-      progress(run)),
-    sparkline(run.spark || []),
-    facts(run.error ? [] : numbers(run)));
 }
 
 /** What a study, finding or curation is about. */

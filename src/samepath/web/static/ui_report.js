@@ -6,7 +6,10 @@ import { el, say } from "./dom.js";
 function made(node) {
   if (typeof node === "string") return node;
   const [tag, inner, words] = node;
-  if (tag === "img") return el("img", { src: inner, alt: words, loading: "lazy" });
+  if (tag === "img") {
+    const look = inner.startsWith("data:image/svg") ? "chart-picture" : "";
+    return el("img", { src: inner, alt: words, loading: "lazy", class: look });
+  }
   const children = inner.map(made);
   if (tag === "note") return el("p", { class: "quiet" }, children);
   const element = el(tag, {}, children);

@@ -4,13 +4,15 @@ import { el, find, whole } from "./dom.js";
 import { classColour } from "./palette.js";
 import { Chart } from "./ui_chart.js";
 import { back, badge, card, facts, keep, numbers, progress, segments } from "./ui_parts.js";
+import { Note } from "./ui_note.js";
 import { report } from "./ui_report.js";
 import { otherRuns, settings } from "./ui_settings.js";
 import { duration, figure, known, titleOf } from "./ui_words.js";
 
 const ORDER = [0, 3, 2, 6, 1, 4, 8, 5, 9, 10, 7, 11]; // neighbours in a legend differ most
 const FIRST = ["loss", "valid_accuracy", "noise_scale", "learning_rate", "gradient_norm"];
-const FOLDED = ["noise_variance", "noise_signal", "epoch_train_loss"];
+const FOLDED = ["noise_variance", "noise_signal"];
+const isFolded = (name) => FOLDED.includes(name) || name.startsWith("epoch_train_");
 const OF_RECIPES = ["advice", "profile", "simulation"];
 
 const colour = (k) => classColour(ORDER[k % ORDER.length]);
@@ -43,8 +45,10 @@ export class RunPage {
     this.findings = el("section", { class: "findings", hidden: true },
                        el("h2", {}, "Findings about this run"), this.cards);
     this.below = el("div", { class: "below" });
+    this.note = new Note();
     this.report = el("div", { class: "reports" });
-    this.element = el("div", { class: "page run-page" }, back(), this.head, this.said, controls,
+    this.element = el("div", { class: "page run-page" }, back(), this.head, this.note.element,
+                      this.said, controls,
                       this.legend, this.none, this.grid, this.more, this.others, this.findings,
                       this.below, this.report);
   }
@@ -68,6 +72,7 @@ export class RunPage {
     find("title").textContent = runs.length > 1 ? `${runs.length} runs` : run.name;
     find("title").title = run.path;
     this.drawHead(run);
+    this.note.show(runs.length === 1 && !run.error ? run : null);
     const kind = (same) => (same ? "same" : same === false ? "other-path" : "quiet");
     this.said.replaceChildren(...said.map(({ same, words }) => el("p", { class: kind(same) }, words)));
     this.drawLegend();
@@ -99,7 +104,8 @@ export class RunPage {
     const speed = run.examples_per_second;
     const more = [["time per step", duration(run.step_seconds)],
                   ["examples per second", known(speed) ? whole(Math.round(speed)) : ""],
-                  ["total time", duration(run.seconds)]];
+                  ["run time", duration(run.seconds)],
+                  ["time left", known(run.seconds_left) ? `~${duration(run.seconds_left)}` : ""]];
     return [...pairs, ...more.filter(([, words]) => words)];
   }
 
@@ -128,7 +134,7 @@ export class RunPage {
     const isVaried = (run) => new Set(run.curves.batch_size?.value).size > 1;
     if (!this.runs.some(isVaried)) names.delete("batch_size");
     const place = (name) => (FIRST.includes(name) ? FIRST.indexOf(name)
-      : name.startsWith("valid_") ? 1.5 : FIRST.length);
+      : name.startsWith("valid_") || name.startsWith("train_") ? 1.5 : FIRST.length);
     return [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b));
   }
 
@@ -143,8 +149,8 @@ export class RunPage {
       chart.element.classList.toggle("wide", name === "loss");
       this.charts.set(name, chart);
     }
-    this.place(this.grid, names.filter((name) => !FOLDED.includes(name)));
-    this.place(this.folded, names.filter((name) => FOLDED.includes(name)));
+    this.place(this.grid, names.filter((name) => !isFolded(name)));
+    this.place(this.folded, names.filter(isFolded));
     this.more.hidden = !this.folded.children.length;
     this.none.hidden = names.length > 0;
     this.none.textContent = this.range ? "No step was logged in this range."

@@ -37,15 +37,15 @@ export const ago = (time) => {
 
 export const STATUS = {
   running: "running", finished: "finished", target: "target reached", diverged: "diverged",
-  stuck: "stuck", interrupted: "interrupted (resumable)", stopped: "stopped (resumable)",
-  failed: "failed", unreadable: "cannot be read",
+  stuck: "stuck", early: "ended early", interrupted: "interrupted (resumable)",
+  stopped: "stopped (resumable)", failed: "failed", unreadable: "cannot be read",
 };
 
 export const TITLES = {
   loss: "Loss", train_loss: "Training loss", learning_rate: "Learning rate",
   gradient_norm: "Gradient norm", noise_scale: "Gradient noise scale (examples)",
   staleness: "Staleness (updates)", batch_size: "Batch size",
-  epoch_train_loss: "Mean training loss of each epoch",
+  loss_scale: "Scale of the loss (float16)", skipped_updates: "Updates left out (float16)",
   noise_variance: "Noise: variance of the gradient, tr S",
   noise_signal: "Noise: squared length of the gradient, |G|\u00b2",
 };
@@ -55,5 +55,7 @@ export const titleOf = (name) => {
   if (TITLES[name]) return TITLES[name];
   const words = name.replaceAll("_", " ");
   if (name.startsWith("valid_")) return `Validation ${words.slice(6)}`;
+  if (name.startsWith("train_")) return `Training ${words.slice(6)}`;
+  if (name.startsWith("epoch_train_")) return `Mean training ${words.slice(12)} of each epoch`;
   return words[0].toUpperCase() + words.slice(1);
 };

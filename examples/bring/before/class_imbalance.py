@@ -1,0 +1,33 @@
+"""A classifier of rare events in plain PyTorch, with a weighted sampler."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+made = torch.Generator().manual_seed(1)
+inputs = torch.randn(400, 6, generator=made)
+labels = (inputs.sum(1) > 4).long()  # one in twenty
+train = TensorDataset(inputs[:300], labels[:300])
+valid = TensorDataset(inputs[300:], labels[300:])
+weights = 1.0 / torch.bincount(labels[:300])[labels[:300]]
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return F.cross_entropy(model(inputs), labels)
+
+
+sampler = WeightedRandomSampler(weights.tolist(), num_samples=200)
+loader = DataLoader(train, batch_size=40, sampler=sampler)
+
+for epoch in range(4):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss(model, batch).backward()
+        optimizer.step()
+    with torch.no_grad():
+        print(epoch, loss(model, valid[:]).item())

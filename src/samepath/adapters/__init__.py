@@ -1,0 +1,1 @@
+"""Recipes made of what other libraries' people have. No library is imported before it is used."""

@@ -1,0 +1,1 @@
+"""What leaves a run: predictions, exported models, and the card that says where they are from."""

@@ -1,0 +1,1 @@
+"""What generated nodules are worth to a classifier of real ones."""

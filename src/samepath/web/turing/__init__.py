@@ -1,0 +1,1 @@
+"""A reader's test: which cubes are real?"""

@@ -1,0 +1,281 @@
+"""nodules-ct: data, frames, surroundings, and new nodules, on cubes made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from samepath.cli.generate import generate
+from samepath.data import Draws
+from samepath.engine.state.reopen import reopen
+from samepath.engine.train import Request, train
+from samepath.errors import UserError
+from samepath.recipes.nodules import ct
+from samepath.recipes.nodules.ct_files import CubesRequest, write_cubes
+from samepath.recipes.nodules.ct_generation import CubeGenerator, generate_cubes
+from samepath.recipes.nodules.surroundings import with_nodule, without_nodule
+
+SIDE = 16
+Arrays = dict[str, Any]
+
+
+def made_nodules(count: int = 60, seed: int = 0) -> Arrays:
+    """Balls, grey or bright by class, before noise, some beside a wall."""
+    random = np.random.default_rng(seed)
+    label = random.integers(0, 2, count)
+    grid = np.indices((SIDE,) * 3) - (SIDE - 1) / 2
+    radius = random.uniform(2.0, 5.0, count)
+    axes = random.uniform(0.8, 1.2, (count, 3))
+    away = np.sqrt(((grid / axes[..., None, None, None]) ** 2).sum(1))
+    masks = away <= radius[:, None, None, None]
+    volumes = 0.15 + 0.03 * random.standard_normal(masks.shape)
+    volumes[::3, :, :, 14:] = 0.8
+    volumes = np.where(masks, np.where(label, 0.7, 0.4)[:, None, None, None], volumes)
+    volumes += 0.02 * random.standard_normal(masks.shape)
+    return {
+        "volume": (255 * volumes.clip(0, 1)).astype(np.uint8),
+        "mask": masks,
+        "label": label,
+        "texture": radius * 10.0,
+        "rating": 2 * label + 1,
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ct") / "cubes.npz"
+    np.savez(path, **made_nodules())
+    return path
+
+
+RECIPE = """
+from samepath.recipes.nodules.ct import nodules_ct
+
+def recipe(data):
+    return nodules_ct(data, side=8, num_filters=4, num_components=6, epochs=16)
+"""
+
+
+def trained(data: Path, out: Path, num_workers: int = 1, **asked: Any) -> Path:
+    recipe = data.parent / "small.py"
+    recipe.write_text(RECIPE, encoding="utf-8")
+    request = Request(recipe=str(recipe), data=str(data), num_workers=num_workers, out=out, **asked)
+    return train(request)[1]
+
+
+@pytest.fixture(scope="module")
+def run(data: Path) -> Path:
+    return trained(data, data.parent / "run")
+
+
+@pytest.fixture(scope="module")
+def generator(run: Path) -> CubeGenerator:
+    opened = reopen(run)
+    return CubeGenerator(opened.model()[0], opened.recipe)
+
+
+# ---- generation
+
+
+def test_new_nodules_are_of_the_class_and_the_size_that_were_asked_for(
+    generator: CubeGenerator,
+) -> None:
+    made = generator.generate(12, category="1", wish={"diameter": (6.0, 8.0)}, seed=1)
+    assert made.volumes.shape == made.masks.shape == (12, SIDE, SIDE, SIDE)
+    assert set(made.category) == {"1"}
+    diameters = ct.sphere_diameter(made.masks.sum((1, 2, 3)))
+    assert ((diameters >= 6.0) & (diameters <= 8.0)).all()
+    np.testing.assert_allclose(made.facts["diameter"], diameters)
+    assert (generator.category[made.parents] == "1").all()
+    assert (made.hosts != made.parents[:, 0]).all()
+    inside = [volume[mask].mean() for volume, mask in zip(made.volumes, made.masks, strict=True)]
+    grey = generator.generate(12, category="0", seed=1)
+    of_grey = [volume[mask].mean() for volume, mask in zip(grey.volumes, grey.masks, strict=True)]
+    assert np.mean(inside) > np.mean(of_grey) + 0.1
+
+
+def test_a_rating_is_a_whole_number_of_a_parent(generator: CubeGenerator) -> None:
+    made = generator.generate(3, wish={"rating": (3, 3)}, seed=1)
+    assert made.facts["rating"].tolist() == [3.0] * 3
+    assert set(made.category) == {"1"}
+
+
+def test_a_cube_does_not_depend_on_the_count_and_depends_on_the_seed(
+    run: Path, generator: CubeGenerator
+) -> None:
+    few, many = (generator.generate(n, category="0", seed=3) for n in (2, 5))
+    assert np.array_equal(few.volumes, many.volumes[:2])
+    assert np.array_equal(few.masks, many.masks[:2])
+    cubes, masks, names = generate_cubes(run, 2, category=0, seed=3)
+    assert np.array_equal(cubes, few.volumes)
+    assert np.array_equal(masks, few.masks)
+    assert names.tolist() == ["0", "0"]
+    other = generator.generate(2, category="0", seed=4)
+    assert not np.array_equal(few.volumes, other.volumes)
+
+
+# ---- data
+
+
+def test_a_nodule_is_in_one_part_and_patients_are_kept_together() -> None:
+    groups = [f"patient {row // 3}" for row in range(90)]
+    parts = ct.three_parts(groups)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(90))
+    patients = [{groups[row] for row in part} for part in parts]
+    assert len(set.union(*patients)) == sum(map(len, patients)) == 30
+    assert len(parts[2]) == 18
+    again = ct.three_parts(groups[:60] + [f"new {row}" for row in range(30)])
+    old = [set(part[part < 60].tolist()) for part in (parts[2], again[2])]
+    assert old[0] & old[1], "a patient's part goes by the name"
+
+
+def test_the_recipe_sees_no_test_nodule_and_measures_facts(data: Path) -> None:
+    nodules = ct.load_ct_nodules(data)
+    recipe = ct.nodules_ct(data, side=8)
+    assert isinstance(recipe.train, tuple)
+    assert isinstance(recipe.valid, tuple)
+    used = {bytes(cube.numpy()) for part in (recipe.train, recipe.valid) for cube in part[1]}
+    assert len(used) == len(nodules.train) + len(nodules.valid)
+    assert not any(bytes(nodules.volumes[row]) in used for row in nodules.test)
+    row = nodules.train[0]
+    inside = nodules.volumes[row][nodules.masks[row]] / 255
+    assert recipe.train_facts["intensity"][0] == pytest.approx(inside.mean())
+    assert recipe.train_facts["category"][0] == str(nodules.facts["label"][row])
+
+
+def test_a_frame_holds_the_nodule_at_one_scale() -> None:
+    """Two balls, one twice the other: the same frame, with intensities under the mask."""
+    grid = np.indices((32, 32, 32)) - np.array([15.5, 14.5, 15.5])[:, None, None, None]
+    away = np.sqrt((grid**2).sum(0))
+    masks = np.stack([away <= 4.5, away <= 9.5])
+    volumes = np.where(masks, 0.6, 0.1).astype(np.float32)
+    seen = ct.frames(volumes, masks, 16)
+    assert np.abs(seen[0] - seen[1]).mean() < 0.08
+    middle = seen[:, :, 6:10, 6:10, 6:10]
+    np.testing.assert_allclose(middle[:, 0], 1.0, atol=2e-3)
+    np.testing.assert_allclose(middle[:, 1], 0.6, atol=2e-3)
+    np.testing.assert_allclose(seen[:, :, 0, 0, 0], 0.0, atol=2e-3)
+    place = ct.place_of(masks[0])
+    assert place.centre.tolist() == [16.0, 15.0, 16.0]
+    assert place.width == 1.25 * 8
+
+
+@pytest.mark.parametrize("num_dims", [1, 2])
+def test_slices_and_lines_train_too(data: Path, num_dims: int) -> None:
+    recipe = ct.nodules_ct(data, num_dims=num_dims, side=8, num_filters=2, num_components=3)
+    assert isinstance(recipe.train, tuple)
+    batch = ct.turn(recipe.train, Draws(seed=0, epoch=0, examples=np.arange(len(recipe.train[0]))))
+    loss = recipe.loss(recipe.model(), batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+
+
+def test_turned_frames_are_among_the_mirrored(generator: CubeGenerator) -> None:
+    seen = torch.from_numpy(generator.frames[:6])
+    turned, *_ = ct.turn((seen, seen, seen), Draws(seed=0, epoch=1, examples=np.arange(6)))
+    ways = ct.mirrored(generator.frames[:6]).reshape(6, 16, *seen.shape[1:])
+    for row in range(6):
+        assert any(np.array_equal(turned[row].numpy(), way) for way in ways[row])
+    assert not torch.equal(turned, seen)
+
+
+BAD = [
+    ({"mask": np.ones((60, 8, 8, 8), bool)}, r"mask has the shape 60 x 8 x 8 x 8, volume 60 x 16"),
+    ({"volume": np.full((60, 16, 16, 16), -900.0)}, r"intensities reach from -900 to -900"),
+    ({"volume": np.full((60, 16, 16, 16), np.nan)}, r"volume of row 0 holds NaN"),
+    ({"mask": np.zeros((60, 16, 16, 16), bool)}, r"mask of row 0 is empty \(60 of 60 are\)"),
+    ({"mask": np.full((60, 16, 16, 16), 3)}, r"mask holds values beside 0 and 1"),
+    ({"mask": None}, r"must hold volume and mask; it holds volume \(60, 16, 16, 16\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_data_that_do_not_fit_are_refused_in_one_line(
+    tmp_path: Path, change: Arrays, message: str
+) -> None:
+    arrays = {name: of for name, of in (made_nodules() | change).items() if of is not None}
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(UserError, match=message) as caught:
+        ct.nodules_ct(tmp_path / "bad.npz")
+    assert "\n" not in str(caught.value)
+
+
+# ---- surroundings
+
+
+def test_a_nodule_is_taken_out_and_put_in_where_its_mask_is() -> None:
+    random = np.random.default_rng(0)
+    away = np.sqrt(((np.indices((16, 16, 16)) - 7.5) ** 2).sum(0))
+    mask = away <= 3.5
+    volume = (0.2 + 0.02 * random.standard_normal(mask.shape)).astype(np.float32)
+    volume[:, :, 13:] = 0.8
+    with_it = np.where(mask, np.float32(0.7), volume)
+    empty = without_nodule(with_it, mask, random)
+    assert abs(empty[mask].mean() - 0.2) < 0.05
+    assert 0.005 < empty[mask].std() < 0.05, "noise like that around it"
+    assert np.array_equal(empty[away > 6], with_it[away > 6])
+    again, found = with_nodule(empty, mask, mask, np.full(mask.shape, 0.7, np.float32))
+    assert np.array_equal(found, mask)
+    np.testing.assert_allclose(again[away <= 1.5], 0.7, atol=0.02)
+    assert np.array_equal(again[away > 8], empty[away > 8])
+    wide = away <= 6.5  # reaches the wall, which stays, and is no part of the mask
+    grey, found = with_nodule(empty, mask, wide, np.full(mask.shape, 0.5, np.float32))
+    assert (grey[:, :, 13:] >= 0.79).all()
+    assert not found[:, :, 13:].any()
+
+
+# ---- the command, and workers
+
+
+def test_the_command_writes_the_same_bytes_again(run: Path, data: Path, tmp_path: Path) -> None:
+    asked = {"run": run, "count": 3, "category": "1", "wish": {"diameter": (5.0, 9.0)}, "seed": 2}
+    one, other = (
+        write_cubes(CubesRequest(out=tmp_path / name, judge=False, **asked))  # type: ignore[arg-type]
+        for name in ("one.npz", "other.npz")
+    )
+    assert one.out.read_bytes() == other.out.read_bytes()
+    with np.load(one.out, allow_pickle=False) as arrays:
+        assert arrays["volume"].shape == arrays["mask"].shape == (3, SIDE, SIDE, SIDE)
+        assert set(arrays["category"]) == {"1"}
+        assert (arrays["nearest_training"] > 0).all()
+        provenance = json.loads(str(arrays["provenance"]))
+    assert provenance["seed"] == 2
+    assert provenance["weights_digest"] == reopen(run).model()[1]
+    assert one.table[1][0] == "nearest training nodule"
+
+
+def test_nodules_go_into_cubes_that_had_none(generator: CubeGenerator) -> None:
+    random = np.random.default_rng(0)
+    empty = (0.1 + 0.02 * random.standard_normal((2, 16, 16, 16))).clip(0, 1).astype(np.float32)
+    empty[:, :, :, 9:] = 0.9
+    made = generator.generate(4, wish={"diameter": (4.0, 6.0)}, into=(empty, None))
+    assert made.masks.any((1, 2, 3)).all()
+    for volume, mask in zip(made.volumes, made.masks, strict=True):
+        assert (volume > 0.8).sum() >= 0.95 * (empty[0] > 0.8).sum(), "the wall is still there"
+        assert volume[mask].mean() > 0.2
+
+
+def test_what_cannot_be_made_is_said_and_nothing_written(run: Path, tmp_path: Path) -> None:
+    for options, message in (
+        (("--diameter", "90:99"), "--diameter 90:99: no training nodule is in it; they reach from"),
+        (("--diameter", "9"), "'9' is no range; give LOW:HIGH, such as 8:12"),
+        (("--category", "7"), "--category 7: the training nodules are 0 ("),
+        (("--fact", "size=1:2"), "--fact size: the data know no such number; they know"),
+    ):
+        result = CliRunner().invoke(
+            generate, [str(run), *options, "--out", str(tmp_path / "new.npz")]
+        )
+        assert isinstance(result.exception, UserError)
+        assert message in str(result.exception)
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_bits_are_the_same_at_two_and_three_workers(data: Path) -> None:
+    runs = [trained(data, data.parent / f"run-{n}", n, epochs=1) for n in (1, 2, 3)]
+    assert len({reopen(run).model()[1] for run in runs}) == 1
