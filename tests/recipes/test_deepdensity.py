@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from samepath.recipes.nodules import deepdensity
-from samepath.recipes.nodules.deepdensity import Convolution3d, DeepDensity, Mixture
+from samepath.recipes.nodules.deepdensity import DeepDensity, Mixture
 
 SIDE = 8
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -208,40 +208,6 @@ def test_it_learns_a_blob(num_dims: int) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.4 * losses[0]
-
-
-@pytest.mark.parametrize(("stride", "kernel", "side"), [(2, 7, 8), (2, 5, 7), (1, 3, 4), (3, 2, 9)])
-@pytest.mark.parametrize("num_inputs", [1, 2])
-def test_convolution_is_torchs(stride: int, kernel: int, side: int, num_inputs: int) -> None:
-    torch.manual_seed(0)
-    theirs = torch.nn.Conv3d(
-        num_inputs, 3, kernel, stride=stride, padding=kernel // 2, dtype=torch.float64
-    )
-    ours = Convolution3d(num_inputs, 3, kernel, stride=stride, padding=kernel // 2).double()
-    ours.load_state_dict(theirs.state_dict())
-    images = torch.randn(5, num_inputs, side, side, side, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(ours(images), theirs(images))
-    gradients = [
-        torch.autograd.grad(layer(images).square().sum(), [images, *layer.parameters()])
-        for layer in (ours, theirs)
-    ]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-        assert one.stride() == other.stride()
-
-
-def test_convolution_has_second_derivatives() -> None:
-    torch.manual_seed(0)
-    layer = Convolution3d(1, 2, 3, stride=2, padding=1).double()
-    images = torch.randn(2, 1, 4, 4, 4, dtype=torch.float64, requires_grad=True)
-    parameters = tuple(layer.parameters())
-
-    def convolve(images: Tensor, *parameters: Tensor) -> Tensor:
-        named = dict(zip(("weight", "bias"), parameters, strict=True))
-        return torch.func.functional_call(layer, named, (images,))  # type: ignore[no-any-return]
-
-    assert torch.autograd.gradcheck(convolve, (images, *parameters))
-    assert torch.autograd.gradgradcheck(convolve, (images, *parameters))
 
 
 # ---- shades
