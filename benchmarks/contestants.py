@@ -7,6 +7,7 @@ function that takes one step; nothing is shared between them.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,10 +42,11 @@ class Job:
 
 def job(name: str) -> Job:
     """nodules, digits (both without augmentation, which DDP's loop would not have) or resnet18;
-    nodules16, nodules2, digits128 and resnet32 are the same in other grains."""
-    for many, size in (("nodules", 16), ("nodules", 2), ("digits", 128), ("resnet", 32)):
-        if name == f"{many}{size}":
-            return replace(job("resnet18" if many == "resnet" else many), grain_size=size)
+    with a number of examples behind it (nodules16, digits128, resnet32) it is the same in grains
+    of so many."""
+    if (found := re.fullmatch(r"(nodules|digits|resnet)(\d+)", name)) and name != "resnet18":
+        many = "resnet18" if found[1] == "resnet" else found[1]
+        return replace(job(many), grain_size=int(found[2]))
     if name == "resnet18":
         made = torch.Generator().manual_seed(0)
         images = torch.randn(512, 3, 32, 32, generator=made)
@@ -79,12 +81,21 @@ def samepath_step(
     )
     optimizer = the_job.optimizer(model.parameters())
     trainer = Trainer(collective, model, optimizer, the_job.loss, settings)
-    shares = trainer.stream(trainer.source(the_job.data), 0, 1 << 40)
+    # whole batches only, as the other ways have: a short one would also be compiled
+    source = trainer.source(_whole_batches(the_job))
+    shares = trainer.stream(source, 0, 1 << 40)
 
     def step() -> None:
         trainer.step(next(shares))
 
     return step
+
+
+def _whole_batches(the_job: Job) -> Any:
+    data, size = the_job.data, the_job.batch_size
+    if isinstance(data, Tensor):
+        return data[: len(data) // size * size]
+    return tuple(each[: len(each) // size * size] for each in data)
 
 
 def plain_step(the_job: Job) -> Step:

@@ -37,7 +37,10 @@ from turns import Contestant, Times, crews, ratio, serve, take_turns
 
 HERE = Path(__file__).parent
 ROUNDS = 7
-JOBS = ("nodules", "nodules16", "nodules2", "digits", "digits128", "resnet18", "resnet32")
+JOBS = (
+    *("nodules", "nodules8", "nodules16", "nodules2"),
+    *("digits", "digits128", "resnet18", "resnet32"),
+)
 PLAIN, DDP, OURS = "plain loop", "DDP, 2 workers", "samepath, 2 workers"
 KEPT = ", samepath's memory"
 ALONE, COMPILED = "samepath, 1 worker", "samepath, 1 worker, compiled"
@@ -148,15 +151,20 @@ def over_a_link(name: str, rounds: int) -> dict[str, Any]:
 
 
 def bytes_per_worker(num_workers: int, steps: int = 3) -> dict[str, Any]:
-    """What a worker puts on its link in one step of nodules with 32 grains of one example, against
-    a ring's, for the busiest worker."""
+    """What a worker puts on its link in one step of nodules, in 8 grains (the recipe's) and in 32
+    of one example, against a ring's, for the busiest worker."""
     gradient = 4 * sum(p.numel() for p in job("nodules").model().parameters())
     ring = 2 * (num_workers - 1) / num_workers * gradient
     ways: dict[str, dict[str, Any]] = {
-        "samepath": {"way": "samepath", "grain": 1},
-        "samepath, without factors": {"way": "samepath", "grain": 1, "factors": "never"},
-        "DDP": {"way": "ddp"},
+        f"samepath, {grains} grains{words}": {
+            "way": "samepath",
+            "grain": 32 // grains,
+            "factors": factors,
+        }
+        for factors, words in (("auto", ""), ("never", ", without factors"))
+        for grains in (8, 32)
     }
+    ways["DDP"] = {"way": "ddp"}
     asked = {
         name: Contestant({"job": "nodules", **request}, num_workers)
         for name, request in ways.items()

@@ -16,7 +16,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 JOBS = {
-    "nodules": "nodules, 4 grains",
+    "nodules": "nodules, 8 grains",
+    "nodules8": "nodules, 4 grains",
     "nodules16": "nodules, 2 grains",
     "nodules2": "nodules, 16 grains",
     "digits": "digits, 8 grains",
@@ -59,8 +60,10 @@ def diff(before: str = "plain_loop", after: str = "own_loop") -> str:
     """A script of examples/ against the same on any number of workers."""
     plain, own = ((ROOT / "examples" / f"{n}.py").read_text() for n in (before, after))
     lines = difflib.unified_diff(plain.splitlines(), own.splitlines(), lineterm="", n=1)
-    shown = [line for line in list(lines)[2:] if '"""' not in line]
-    return "```diff\n" + "\n".join(shown) + "\n```"
+    shown = "\n".join(line for line in list(lines)[2:] if '"""' not in line)
+    hunks = re.split(r"^(?=@@)", shown, flags=re.M)  # of one with other docstrings nothing is left
+    changed = (hunk for hunk in hunks if re.search(r"^[+-]", hunk, flags=re.M))
+    return "```diff\n" + "".join(changed).rstrip("\n") + "\n```"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -109,6 +112,19 @@ def sent() -> str:
     return table(["workers", *found], rows)
 
 
+def bound() -> str:
+    """Bytes without factors beside the fewest that the tree's order lets any exchange send."""
+    found = _found("bytes_bound")
+    if not found:
+        return NOT_YET.format("bytes_bound")
+    rows = [
+        [f"{grains} grains: {way}", *(f"{row[way]:.2f}" for row in by_workers.values())]
+        for grains, by_workers in found.items()
+        for way in next(iter(by_workers.values()))
+    ]
+    return table(["workers", *next(iter(found.values()))], rows)
+
+
 def phases() -> str:
     """Milliseconds of a step, by what they were spent on."""
     rows = []
@@ -143,6 +159,8 @@ def scaling() -> str:
         for way in ("samepath", "samepath without factors", "DDP"):
             cells = [f"{value:.0%}" for value in row[way]]
             rows.append([f"{name}, {row['step_seconds']:.2g} s a step: {way} (modelled)", *cells])
+    if "check" not in found:
+        return table(["efficiency", *workers], rows)
     checks = [
         f"{n} worker{'s' * (n != '1')} {1e3 * row['measured_seconds']:.0f} ms measured, "
         f"{1e3 * row['modelled_seconds']:.0f} ms modelled ({row['error']:+.0%})"
@@ -151,13 +169,29 @@ def scaling() -> str:
     return table(["efficiency", *workers], rows) + "\n\nThe check: " + "; ".join(checks) + "."
 
 
+def speed() -> str:
+    """The README's table: medians only, in the recipes' own grains."""
+    parts = [_found("engine").get(part, {}) for part in ("link", "throughput")]
+    jobs = ("nodules", "nodules16", "digits", "resnet18")
+
+    def cell(job: str, name: str) -> str:
+        rows = (part.get(job, {}).get("ratios", {}).get(name) for part in parts)
+        return next((f"{row['median']:.2f}" for row in rows if row), "")
+
+    rows = list(FIRST_ROWS.items())[:3]
+    lines = [[words, *(cell(job, name) for job in jobs)] for name, words in rows]
+    return table(["throughput", *(JOBS[job] for job in jobs)], lines)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "diff": diff,
     "tutorial": lambda: diff("tutorial/before", "tutorial/after"),
     "throughput": throughput,
     "bytes": sent,
+    "bound": bound,
     "phases": phases,
     "scaling": scaling,
+    "speed": speed,
 }
 
 

@@ -57,7 +57,7 @@ def nodules_classifier(data: Path | None = None) -> Recipe:
         augment=augment_flagged,
         optimizer=_adamw,
         batch_size=16,
-        grain_size=8,
+        max_workers=8,
         epochs=20,
     )
 

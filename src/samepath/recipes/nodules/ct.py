@@ -109,7 +109,7 @@ def nodules_ct(
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.00105, fused=True),
         augment=turn,
         batch_size=32,
-        grain_size=8,
+        max_workers=8,
         epochs=epochs,
         keep_weights=(0, epochs),
         show=_show,

@@ -109,7 +109,7 @@ def _recipe(
         predict=predict_images,
         optimizer=_adam,
         batch_size=32,
-        grain_size=8,
+        max_workers=8,
         epochs=epochs,
         target=target if data is None else None,
         keep_weights=KEEP_WEIGHTS,
