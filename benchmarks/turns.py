@@ -7,6 +7,7 @@ every contestant has the machine to itself and the memory settings that its user
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -34,13 +35,17 @@ class Contestant:
     threads: int = 1
 
 
+_ports = itertools.count(29500)
+"""In namespaces, where nothing else listens: below the ports that connections are given there."""
+
+
 class Crew:
     """A contestant's processes, which wait for their turn."""
 
     def __init__(self, contestant: Contestant, script: Path, machines: Sequence[str] = ()) -> None:
         """`machines`: network namespaces, one for each worker."""
         with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+            port = next(_ports) if machines else free.getsockname()[1]
         self._processes = []
         for worker in range(contestant.num_workers):
             group = not contestant.apart and contestant.num_workers > 1

@@ -1,6 +1,7 @@
 """A recipe file for tests: batch norm, dropout, augmentation, a schedule, a short last batch.
 
 44 examples in batches of 10 are 5 steps an epoch, the last one of 4; grains of 2 allow 5 workers.
+Weight gradients of both dense layers go as factors, those of the other parameters over the tree.
 The environment variable SLOW_SECONDS makes a grain take longer without changing it.
 """
 
@@ -55,4 +56,5 @@ def recipe() -> Recipe:
         batch_size=10,
         grain_size=2,
         epochs=2,
+        factors="always",
     )
