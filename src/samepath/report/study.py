@@ -114,6 +114,7 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         words="Overlapping points are shifted sideways.",
         table=summary_table(study) if study.is_fair else time_table(study),
         note=time_note(study),
+        link=("What the words mean", WORDS),
         picture=figures.draw_time_to_target(drawn, folder / "time_to_target.svg"),
     )
     if study.tuning is not None:
@@ -162,7 +163,7 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         yield Section(heading="Measured against modelled", words=words, table=table)
     table = runs_table(study)
     yield Section(heading="All runs", table=table, folded=len(table) > 40)
-    yield Section(heading="Words", table=words_table(study))
+    yield Section(heading=WORDS, table=words_table(study), note=GLOSSARY_NOTE)
 
 
 def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
@@ -185,6 +186,8 @@ def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
 
 # ---------------------------------------------------------------------------------------- tables
 
+WORDS = "Words"
+GLOSSARY_NOTE = "All of samepath's words: docs/glossary.md in its documentation."
 _NOTE = f"{MODELLED} from a modelled time; no mark: measured with that many real workers."
 _SPREAD = " With several seeds: median (lowest to highest)."
 EFFICIENCY_NOTE = (
