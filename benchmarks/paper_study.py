@@ -10,7 +10,7 @@
 `paper`: strong, weak, linear, warm-up, square-root scaling and LAMB with 1 to 32 workers on
 `nodules-small`, as prescribed and tuned, five studies one after the other: some 950 runs.
 `profile`: the same strategies with 1, 4 and 16 workers and three trials on three recipes, once
-(CIFAR-10 from ../shared/data).
+(CIFAR-10 from ../shared/data, or the folder in SAMEPATH_DATA).
 
 A sitting that is over stops the study with SIGINT; the same command goes on, also on another
 machine: what came of finished runs (their curves and ends) is kept in benchmarks/results/*.jsonl,
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ JOBS = {
         page="--tuned",
     ),
     "profile": Job(
-        recipes=("digits", str(HERE / "cifar10_part.py"), "nodules-small"),
+        recipes=("digits", os.path.relpath(HERE / "cifar10_part.py"), "nodules-small"),
         flags=(*STRATEGIES, "--workers", "1,4,16", "--tune", "3"),
         studies=1,
         kept="profile_study",

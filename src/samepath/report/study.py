@@ -18,9 +18,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from samepath.console import count
+from samepath.console import count, sentence
 from samepath.files import finite, write_atomically
+from samepath.insight.advise.advice import of_measured
 from samepath.report import study_figures as figures
+from samepath.report.branches import branches_table, draw_branches
 from samepath.report.page import Section, write_page
 from samepath.report.study_verdict import (
     grid_runs,
@@ -53,6 +55,7 @@ from samepath.study.results import (
     Epoch,
     GridRun,
     GridStudy,
+    MeasuredBatch,
     RunRecord,
     Study,
     to_json,
@@ -79,6 +82,8 @@ def tables_in_short(study: Study | GridStudy) -> Tables:
     ]
     if study.predictions:
         tables.append(("Modelled against measured efficiency", predictions_table(study), ""))
+    if study.measured_batch is not None:
+        tables.append(branches_table(study.measured_batch))
     return tables
 
 
@@ -142,6 +147,8 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         words="Further left costs less compute, further down takes less time; the front is best.",
         picture=figures.draw_pareto(drawn, folder / "pareto.svg"),
     )
+    if study.measured_batch is not None:
+        yield _batch_section(study, study.measured_batch, folder)
     yield Section(heading="The study", table=facts_table(study))
     if study.rate.tried:
         words = "Short runs with one worker; the study uses the largest rate that converges."
@@ -177,6 +184,14 @@ def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
     picture = figures.draw_preferred_batch(study, folder / "preferred_batch.svg")
     yield Section(heading="Preferred batch size", picture=picture)
     yield _gap_section(study, folder)
+
+
+def _batch_section(study: Study, found: MeasuredBatch, folder: Path) -> Section:
+    """The critical batch, from branches of a run on the sequential run's path."""
+    title, table, note = branches_table(found)
+    picture = draw_branches(f"{study.recipe}: {title}", found, folder / "critical_batch.svg")
+    words = sentence(of_measured(found)) + "."
+    return Section(heading=title, words=words, table=table, note=note, picture=picture)
 
 
 def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
