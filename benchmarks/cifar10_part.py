@@ -2,7 +2,8 @@
 sixty runs are compared.
 
 In: data_batch_1.bin and test_batch.bin, in ../shared/data, the folder of SAMEPATH_DATA, or given
-(--data .../data_batch_1.bin). Out: a recipe with 10,000 images to train on, of 50,000, and 2,000 to validate on, of 10,000.
+(--data .../data_batch_1.bin). Out: a recipe with 10,000 images to train on, of 50,000, and 2,000 to
+validate on, of 10,000.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_the_batch_is_that_of_the_strategy() -> None:
 
 def test_a_run_says_on_which_host_it_was_started_last() -> None:
     def host(*starts: Any) -> Any:
-        content = {"status": "running", "config": {}, "starts": list(starts), "result": None}
+        content: dict[str, Any] = {"status": "running", "config": {}, "starts": list(starts)}
         return run_line(ShownRun.of(content), True, {})["host"]
 
     assert host({"host": "node1"}, {"host": "node7"}) == "node7"
