@@ -435,6 +435,18 @@ def test_a_run_goes_on_with_cores_that_become_free(
     assert found["result"]["digest"] == expected.digest
 
 
+def test_each_recipe_of_a_job_has_a_folder_and_a_file_of_its_own(tmp_path: Path) -> None:
+    profile, paper = paper_study.JOBS["profile"], paper_study.JOBS["paper"]
+    places = {folder: file.name for folder, file in profile.places(tmp_path)}
+    assert places == {
+        tmp_path / name: f"profile_study_{name}.jsonl"
+        for name in ("digits", "cifar10_part", "nodules-small")
+    }
+    assert [place[0] for place in paper.places(tmp_path)] == [tmp_path]
+    for job in (profile, paper):
+        assert (Path(paper_study.PAGES).read_text()).count(f'"{job.page}"') == 1
+
+
 BRANCHES = (
     "--strategies", "strong", "--workers", "1", "--max-epochs", "50", "--target", "auto:0.1",
     "--critical-batch", "measured",
