@@ -55,7 +55,7 @@ def test_things_and_what_they_are_part_of(tmp_path: Path) -> None:
 
 
 def test_branches_belong_to_the_study_they_were_made_for(tmp_path: Path) -> None:
-    """While they are trained they are a study under way; its critical batch is in the study then."""
+    """While they are trained they are a study under way; later their study has what they found."""
     assert contents.BRANCHES == FOLDER
     study, branches = tmp_path / "s", tmp_path / "s" / FOLDER
     make_run(study / "runs" / "k1")
