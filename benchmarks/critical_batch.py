@@ -5,13 +5,15 @@ keeps what it found in benchmarks/results/critical_batch.json (other jobs' resul
 
     python benchmarks/critical_batch.py FOLDER [--jobs digits-2,digits-10]
 
-(each job two or three minutes of an idle machine)
+(each job two or three minutes of two idle cores; cifar10-part-2, `cifar10-small` on 10,000 images
+from ../shared/data, about six)
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +23,12 @@ from samepath.timing.stopwatch import machine
 
 DIGITS = ["digits", "--batch-size", "64", "--batch-sizes", "128,256,512,1024"]
 NODULES = ["nodules-small", "--batch-size", "8", "--grain", "4", "--batch-sizes", "16,32,64,128"]
+PART = os.path.relpath(Path(__file__).with_name("cifar10_part.py"))
+CIFAR10 = [PART, "--batch-size", "64", "--batch-sizes", "128,256,512,1024"]
 JOBS = {f"digits-{at}": [*DIGITS, "--branch-at", str(at), "--branch-epochs", "5"] for at in (2, 10)}
 """After which epoch of its 20: the noise scale grows meanwhile."""
 JOBS["nodules-small-2"] = [*NODULES, "--branch-at", "2", "--branch-epochs", "2"]
+JOBS["cifar10-part-2"] = [*CIFAR10, "--branch-at", "2", "--branch-epochs", "2"]
 
 
 def main() -> None:

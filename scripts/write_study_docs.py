@@ -1,7 +1,8 @@
-"""Bring docs/study.md up to date with studies of nodules-small.
+"""Bring docs/study.md up to date with studies of nodules-small, and of several recipes.
 
     python scripts/write_study_docs.py STUDY-AT-THE-RECIPE'S-RATE STUDY-AT-THE-LARGEST-RATE
-    python scripts/write_study_docs.py --tuned STUDY
+    python scripts/write_study_docs.py --tuned STUDY --of 5
+    python scripts/write_study_docs.py --profile FOLDER
 
 In: the folders of finished studies. Out: the tables between the page's markers, the figures in
 docs/images, and what every run came to in benchmarks/results. The words around them are written by
@@ -10,21 +11,26 @@ hand and must be read again.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
 from pathlib import Path
 
 from doc_figures import place_figure
+from samepath.files import read_as
 from samepath.report.page import markdown
 from samepath.report.study import (
     efficiency_table,
     predictions_table,
     rates_table,
     summary_table,
+    time_note,
     time_table,
 )
+from samepath.report.study_profile import PROFILE_NOTE, profile_verdict, score_table
 from samepath.report.words import base_name
+from samepath.study.profiles import Profiles
 from samepath.study.results import Study, from_json
 
 ROOT = Path(__file__).parents[1]
@@ -47,25 +53,37 @@ def load(folder: Path) -> Study:
 
 
 def beside_the_paper(study: Study, strategies: list[str]) -> str:
-    """Our efficiencies, each followed by the paper's."""
+    """Our efficiencies, each followed by the paper's, which are of strategies as prescribed."""
     ours = efficiency_table(study, strategies)
-    rows = [["workers"]]
+    heads = len(ours[0]) - len(strategies)  # workers; also which kind, where there are two
+    rows = [ours[0][:heads]]
     for name in strategies:
         rows[0] += [name] if name not in PAPER else [name, f"{name}, paper"]
     for line in ours[1:]:
-        row = [line[0]]
-        for name, text in zip(strategies, line[1:], strict=True):
+        row, is_tuned = line[:heads], "tuned" in line[:heads]
+        for name, text in zip(strategies, line[heads:], strict=True):
             row.append(text)
             if name in PAPER:
-                value = PAPER[name].get(int(line[0]))
-                row.append("NaN" if value is None else f"{value:.2f}")
+                row.append("" if is_tuned else _of_the_paper(name, int(line[0])))
         rows.append(row)
     return markdown(rows)
 
 
+def _of_the_paper(name: str, workers: int) -> str:
+    if workers not in PAPER[name]:
+        return ""
+    value = PAPER[name][workers]
+    return "NaN" if value is None else f"{value:.2f}"
+
+
+def strong_and_others(study: Study) -> tuple[list[str], list[str]]:
+    """The strategies of Table I, and those of Table II."""
+    strong = [name for name in study.strategies if base_name(name) == "strong"]
+    return strong, [name for name in study.strategies if name not in strong]
+
+
 def tables(name: str, study: Study) -> dict[str, str]:
-    strong = [strategy for strategy in study.strategies if base_name(strategy) == "strong"]
-    others = [strategy for strategy in study.strategies if strategy not in strong]
+    strong, others = strong_and_others(study)
     found = {
         f"{name}-strong": beside_the_paper(study, strong),
         f"{name}-others": beside_the_paper(study, others),
@@ -104,16 +122,22 @@ def main(recipe_rate: Path, largest_rate: Path) -> None:
                 place_figure(folder / f"{figure}.svg", f"study_{name}_{figure}", ROOT)
 
 
-def write_tuned(folder: Path) -> None:
-    """The tuned part of the page."""
+def write_tuned(folder: Path, planned: int) -> None:
+    """The tuned part of the page, from as many whole studies as there are of those `planned`."""
     study, page = load(folder), ROOT / "docs" / "study.md"
+    strong, others = strong_and_others(study)
     figures = ("time_to_target", "time_to_target_prescribed")
     pictures = [f"![{name.replace('_', ' ')}](images/study_tuned_{name}.svg)" for name in figures]
     text = page.read_text()
     for marker, content in {
-        "tuned-verdict": f"> {study.verdict}\n\n" + "\n".join(pictures) + "\n",
-        "tuned-times": markdown(summary_table(study)),
-        "tuned-efficiency": markdown(efficiency_table(study, study.strategies)),
+        "tuned-verdict": f"{how_many(study, planned)}\n\n> {study.verdict}\n\n"
+        + "\n".join(pictures)
+        + "\n",
+        "tuned-times": f"{markdown(summary_table(study))}\n{time_note(study)}\n",
+        "tuned-efficiency": "Table I (strong), ours beside the paper's, in percent:\n\n"
+        f"{beside_the_paper(study, strong)}\n"
+        f"Table II (the others). NaN: the target was not reached.\n\n"
+        f"{beside_the_paper(study, others)}",
     }.items():
         text = put_in_place(text, marker, content)
     page.write_text(text)
@@ -123,8 +147,55 @@ def write_tuned(folder: Path) -> None:
     shutil.copy(folder / "study.csv", results / "study_nodules_small_tuned.csv")
 
 
+def how_many(study: Study, planned: int) -> str:
+    """How many of the planned studies are whole, and in how many places all of them, and none,
+    reached the target."""
+    done = "All" if study.studies == planned else f"{study.studies} of"
+    said = [f"{done} {planned} studies are done."]
+    for tuned, kind in ((True, "tuned"), (False, "as prescribed")):
+        cells = study.only(tuned=tuned).cells
+        every = sum(cell.reached == cell.seeds for cell in cells)
+        none = sum(not cell.reached for cell in cells)
+        said.append(
+            f"Of {len(cells)} pairs of strategy and workers, {kind}, {every} reached the target in "
+            f"all of them, {none} in none."
+        )
+    return " ".join(said)
+
+
+def write_profile(folder: Path) -> None:
+    """The part of the page on several recipes."""
+    content = json.loads((folder / "profiles.json").read_text())
+    profiles: Profiles = read_as(Profiles, content)
+    studies = {Path(name).stem: load(folder / Path(name).stem) for name in profiles.recipes}
+    page, results = ROOT / "docs" / "study.md", ROOT / "benchmarks" / "results"
+    parts = [
+        f"{name}, to a validation loss of {study.target.loss:.4g}:\n\n"
+        f"{markdown(summary_table(study))}"
+        for name, study in studies.items()
+    ]
+    verdict = f"> {profile_verdict(profiles)}\n\n![profile](images/study_profile.png)\n"
+    text = put_in_place(page.read_text(), "profile-verdict", verdict)
+    scores = f"{markdown(score_table(profiles))}\n{PROFILE_NOTE}\n"
+    text = put_in_place(text, "profile-scores", scores)
+    page.write_text(put_in_place(text, "profile-times", "\n".join(parts)))
+    place_figure(folder / "profile.png", "study_profile", ROOT)
+    for name in studies:
+        shutil.copy(folder / name / "study.csv", results / f"profile_study_{name}.csv")
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "--tuned":
-        write_tuned(Path(sys.argv[2]))
-    else:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("untuned", type=Path, nargs="*", metavar="STUDY")
+    parser.add_argument("--tuned", type=Path, metavar="STUDY")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER")
+    parser.add_argument("--of", type=int, default=5, metavar="N", help="studies that are planned")
+    asked = parser.parse_args()
+    if asked.untuned:
+        main(*asked.untuned)
+    if asked.tuned is not None:
+        write_tuned(asked.tuned, asked.of)
+    if asked.profile is not None:
+        write_profile(asked.profile)

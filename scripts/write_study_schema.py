@@ -13,7 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from samepath.files import NOT_FINITE
 from samepath.study.results import GridStudy, Study
 
-OUT = Path(__file__).parents[1] / "src" / "samepath" / "study" / "study.schema.json"
+ROOT = Path(__file__).parents[1]
+OUT = (ROOT / "src/samepath/study/study.schema.json", ROOT / "docs/study.schema.json")
+"""With the package, and beside the page that links to it."""
 PLAIN = {int: "integer", str: "string", bool: "boolean", type(None): "null"}
 
 
@@ -77,4 +79,5 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    OUT.write_text(render())
+    for file in OUT:
+        file.write_text(render())

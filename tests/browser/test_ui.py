@@ -342,6 +342,12 @@ def test_a_run_is_followed_while_it_trains(tmp_path: Path, open_page: OpenPage) 
         held = lock_folder(run, "held")
         page.wait_for_selector("[data-id] .badge.running")
         assert page.locator("#status").inner_text() == "1 running"
+        assert page.locator("[data-id] .quiet").inner_text().endswith("on node7")
+        page.fill("#filter", "host:node8")
+        page.wait_for_selector("text=Nothing matches the filter.")
+        page.fill("#filter", "host:node7")
+        page.wait_for_selector("[data-id] .badge.running")
+        page.fill("#filter", "")
         go(page, "runs/live")
         points = "document.querySelector('[data-name=loss] .plot').dataset.points"
         until(page, f"{points} === '5'")
@@ -354,6 +360,7 @@ def test_a_run_is_followed_while_it_trains(tmp_path: Path, open_page: OpenPage) 
         facts = page.locator(".numbers-list.large").inner_text().split("\n")
         assert facts[facts.index("run time") + 1] == "0.24 s"
         assert facts[facts.index("time left") + 1] == "~0.76 s"
+        assert facts[facts.index("host") + 1] == "node7"
         record = json.loads((run / "run.json").read_text())
         record |= {
             "status": "finished",

@@ -198,6 +198,22 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ["folds", "mine.py", "--folds", "2", "--batch-size", "13"],
         ("batch of 13", "12 examples", "at most 12"),
     ),
+    "folds with workers of this machine and a cluster": (
+        ["folds", "mine.py", "-n", "7", "--on", "dask:tcp://127.0.0.1:1,memory=1GB"],
+        ("-n 7", "--on dask:tcp://127.0.0.1:1,cores=7", "leave -n out"),
+    ),
+    "worth with workers of this machine and a cluster": (
+        ["worth", "nodules-small", "--data", "x.npz", "-n", "2", "--on", "ray"],
+        ("-n 2", "--on ray,cores=2", "leave -n out"),
+    ),
+    "a critical batch of too short runs": (
+        ["study", "mine.py", "--max-epochs", "4", "--critical-batch", "measured"],
+        ("too few for branches", "--max-epochs 5 or more"),
+    ),
+    "a critical batch of a grid": (
+        ["study", "mine.py", "--batch-sizes", "2,4", "--critical-batch", "measured"],
+        ("--critical-batch is for a race",),
+    ),
     "folds without workers": (["folds", "mine.py", "-n", "0"], ("-n 0", "at least 1")),
     "folds in the folder of something else": (
         ["folds", "mine.py", "--out", "."],

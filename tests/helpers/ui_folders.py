@@ -65,6 +65,7 @@ def make_run(
         "command": ["/bin/samepath", "train", recipe, "--out", str(path)],
         "versions": {"torch": "2.13.0"},
         "time": 1_700_000_000.0,
+        "host": "node7",
     }
     record = {
         "status": status,

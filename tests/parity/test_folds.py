@@ -134,6 +134,10 @@ def test_predictions_are_those_of_models_that_have_not_seen_them(
         right = plain.argmax(1) == labels[rows]
         assert run.metrics["accuracy"] == pytest.approx(right.double().mean().item(), abs=1e-6)
     right = arrays["output"].argmax(1) == arrays["label"]
+    assert found.calibration is not None
+    judged = [(part.num_examples, part.accuracy) for part in found.calibration.parts]
+    assert sum(number for number, _ in judged) == len(right)
+    assert sum(n * share for n, share in judged) == pytest.approx(right.sum())
     weighed = (right * arrays["label"]).sum() / arrays["label"].sum()
     assert found.pooled == {"weighed": pytest.approx(weighed, abs=1e-6)}
 

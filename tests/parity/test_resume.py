@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,7 @@ def test_many_short_pieces(uninterrupted: tuple[RunResult, Path], tmp_path: Path
     same(result, tmp_path, *uninterrupted)
     starts = json.loads((tmp_path / "run.json").read_text())["starts"]
     assert len(starts) == 7
+    assert {start["host"] for start in starts} == {socket.gethostname()}
 
 
 def test_a_run_killed_after_a_checkpoint_repeats_what_was_lost(

@@ -433,3 +433,52 @@ def test_a_run_goes_on_with_cores_that_become_free(
     assert [start["num_workers"] for start in found["starts"]] == [1, 2]
     expected, _ = train(Request(recipe=RECIPE, num_workers=1, epochs=8, out=tmp_path / "alone"))
     assert found["result"]["digest"] == expected.digest
+
+
+def test_each_recipe_of_a_job_has_a_folder_and_a_file_of_its_own(tmp_path: Path) -> None:
+    profile, paper = paper_study.JOBS["profile"], paper_study.JOBS["paper"]
+    places = {folder: file.name for folder, file in profile.places(tmp_path)}
+    assert places == {
+        tmp_path / name: f"profile_study_{name}.jsonl"
+        for name in ("digits", "cifar10_part", "nodules-small")
+    }
+    assert [place[0] for place in paper.places(tmp_path)] == [tmp_path]
+    for job in (profile, paper):
+        assert (Path(paper_study.PAGES).read_text()).count(f'"{job.page}"') == 1
+
+
+BRANCHES = (
+    "--strategies", "strong", "--workers", "1", "--max-epochs", "50", "--target", "auto:0.1",
+    "--critical-batch", "measured",
+)  # fmt: skip
+
+
+def test_the_critical_batch_of_a_study_is_measured_by_branches_of_its_sequential_run(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "study"
+    found = study(out, *BRANCHES)
+    batch = found["measured_batch"]
+    assert {branch["batch_size"] for branch in batch["branches"]} == {10, 20}
+    assert (batch["base_batch"], batch["base_epochs"], batch["base_steps"]) == (10, 25, 125)
+    page = (out / "report.html").read_text()
+    assert "<h2>The critical batch, measured</h2>" in page
+    assert "Branches after epoch 25 (3 orders of the data) put the critical batch at" in page
+    assert (out / "critical_batch.svg").is_file()
+
+    def losses(folder: Path) -> list[float]:
+        lines = RunFolder(folder).read_metrics()
+        return [line["train_loss"] for line in lines if "learning_rate" in line]
+
+    sequential = losses(out / "runs" / "strong-seed0")
+    base = losses(out / "branches" / "runs" / "base")
+    both = min(len(sequential), len(base))
+    assert both > 10
+    assert base[:both] == sequential[:both], "it is on the sequential run's path"
+
+    (out / "study.json").unlink()
+    shutil.rmtree(out / "branches" / "runs" / "batch20-seed1")
+    kept = {path: path.stat().st_mtime_ns for path in out.rglob("run.json")}
+    assert study(out, *BRANCHES)["measured_batch"] == batch
+    again = {path: path.stat().st_mtime_ns for path in out.rglob("run.json")}
+    assert again.items() > kept.items(), "nothing else is trained again"

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from samepath.report.folds import finish_folds, folds_table, verdict
+from samepath.report.folds import (
+    calibration_table,
+    finish_folds,
+    folds_table,
+    tables_in_short,
+    verdict,
+)
+from samepath.study.calibration import calibration
 from samepath.study.folds import FoldRun, Folds, from_json, mean_intervals
 from samepath.study.results import Epoch
 
@@ -89,6 +96,22 @@ def test_everything_is_written(repeats: int, tmp_path: Path) -> None:
     assert "data:image/svg+xml;base64," in text
     assert "somewhat better than those of new data" in text
     assert "<svg" in (tmp_path / "folds.svg").read_text()
+
+
+def test_calibration_has_a_table_and_a_figure(tmp_path: Path) -> None:
+    parts = calibration(np.array([0.9, 0.9, 0.65]), np.array([True, False, True]))
+    found, page = finish_folds(replace(made(), calibration=parts), tmp_path)
+    assert from_json(json.loads((tmp_path / "folds.json").read_text())) == found
+    assert calibration_table(parts) == [
+        ["confidence", "examples", "mean confidence (%)", "accuracy (%)"],
+        ["60 to 70%", "1", "65.0", "100.0"],
+        ["80 to 90%", "2", "90.0", "50.0"],
+    ]
+    title, table, _ = tables_in_short(found)[1]
+    assert title == "Calibration: expected error 38.3 points"
+    assert table == calibration_table(parts)
+    assert "out-of-fold predictions: 38.3 percentage points." in page.read_text()
+    assert "<svg" in (tmp_path / "calibration.svg").read_text()
 
 
 def test_a_fold_without_a_number_is_drawn(tmp_path: Path) -> None:

@@ -110,3 +110,16 @@ def test_an_interrupted_finding_leaves_the_folder_as_it_was(tmp_path: Path, held
         )
     assert folder.exists() == held
     assert not list(folder.glob("*.html")) + list(folder.glob("*.json"))
+
+
+def test_a_section_links_to_another_of_its_page(tmp_path: Path) -> None:
+    sections = [
+        Section(heading="Result", link=("What <b> means", "Words & so on")),
+        Section(heading="Words & so on"),
+    ]
+    write_page(tmp_path / "page.html", "title", sections)
+    text = (tmp_path / "page.html").read_text()
+    assert '<a href="#s2">What &lt;b&gt; means</a>' in text
+    assert '<section id="s2">' in text
+    with pytest.raises(KeyError):
+        write_page(tmp_path / "page.html", "title", sections[:1])

@@ -21,14 +21,16 @@ from study_files import checked_study
 import write_study_docs
 from samepath.files import finite
 from samepath.report import study as study_report
-from samepath.report.study import loss_picture, write_report
+from samepath.report.study import finish_study, loss_picture, write_report
 from samepath.report.study_figures import draw_losses_of, gap, pareto_front, warmup_epochs
+from samepath.report.study_profile import finish_profiles
 from samepath.report.study_verdict import (
     grid_metrics,
     preferred_batches,
     race_verdict,
     verdict,
 )
+from samepath.study.profiles import profiles_of
 from samepath.study.race import cells_of
 from samepath.study.results import (
     Ended,
@@ -502,12 +504,58 @@ def test_report_of_a_tuned_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     root = Path(shutil.copytree(write_study_docs.ROOT / "docs", tmp_path / "docs")).parent
     (root / "benchmarks" / "results").mkdir(parents=True)
     monkeypatch.setattr(write_study_docs, "ROOT", root)
-    write_study_docs.write_tuned(tmp_path / "report")
+    write_study_docs.write_tuned(tmp_path / "report", 5)
     page = (root / "docs" / "study.md").read_text()
     assert f"> {study.verdict}" in page
     assert "| linear, tuned | " in page
+    assert "| workers |  | linear | linear, paper |" in page
+    assert re.search(r"^\| 2 \| as prescribed \| [^|]+ \| 105.17 \|$", page, re.M), "Table I"
+    assert re.search(r"^\| 2 \| tuned \| [^|]+ \|  \|$", page, re.M), "the paper has none"
+    assert re.search(r"^\| 32 \| as prescribed \| NaN \| NaN \|$", page, re.M), "Table II"
+    said = "All 5 studies are done. Of 8 pairs of strategy and workers, tuned, 7 reached the target"
+    assert f"{said} in all of them, 0 in none." in page
+    assert "as prescribed, 5 reached the target in all of them, 3 in none." in page
     for picture in re.findall(r"images/study_tuned_\w+\.svg", page):
         assert (root / "docs" / picture).is_file()
+
+
+def test_docs_of_fewer_studies_than_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = fair_race(("strong", "linear"))
+    runs = [run for run in study.runs if run.study < 2]
+    cells = cells_of(runs, study.strategies, study.workers, fair=True)
+    study = replace(study, runs=tuple(runs), cells=tuple(cells), studies=2)
+    check_files(study, tmp_path / "report")
+    (tmp_path / "report" / "study.json").write_text(json.dumps(finite(to_json(study))))
+    root = Path(shutil.copytree(write_study_docs.ROOT / "docs", tmp_path / "docs")).parent
+    (root / "benchmarks" / "results").mkdir(parents=True)
+    monkeypatch.setattr(write_study_docs, "ROOT", root)
+    write_study_docs.write_tuned(tmp_path / "report", 5)
+    page = (root / "docs" / "study.md").read_text()
+    assert "2 of 5 studies are done. Of 8 pairs" in page
+    assert re.search(r"^\| linear, tuned \| .*, 2 of 2 \|", page, re.M)
+
+
+def test_docs_of_several_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    studies = [replace(fair_race(("strong", "linear")), recipe=name) for name in ("a", "b.py")]
+    for study in studies:
+        folder = tmp_path / "found" / Path(study.recipe).stem
+        folder.mkdir(parents=True)
+        finish_study(study, folder)
+    profiles = profiles_of(studies, ("samepath", "study"))
+    said, _, _ = finish_profiles(profiles, studies, tmp_path / "found")
+    root = Path(shutil.copytree(write_study_docs.ROOT / "docs", tmp_path / "docs")).parent
+    (root / "benchmarks" / "results").mkdir(parents=True)
+    monkeypatch.setattr(write_study_docs, "ROOT", root)
+    write_study_docs.write_profile(tmp_path / "found")
+    page = (root / "docs" / "study.md").read_text()
+    assert f"> {said}" in page
+    assert (root / "docs" / "images" / "study_profile.png").is_file()
+    own = next(p for p in profiles.profiles if (p.strategy, p.tuned) == ("strong", True))
+    assert f"| strong, tuned | {own.score:.2f} |" in page
+    assert page.count("| linear, as prescribed |") >= 3, "scores, and a table of each recipe"
+    assert (root / "benchmarks" / "results" / "profile_study_b.csv").is_file()
 
 
 def check_csv(study: Study, file: Path) -> None:

@@ -214,6 +214,18 @@ def refuse_given(names: tuple[str, ...], why: Callable[[str, str], str]) -> None
             raise UserError(why(name, "--" + name.replace("_", "-")))
 
 
+def refuse_workers_elsewhere(num_workers: int | Literal["auto"], on: str) -> None:
+    """Refuse -n where runs are trained on a cluster, which it does not know."""
+    from samepath.study.places.destination import LOCAL
+
+    if num_workers != "auto" and on != LOCAL:
+        where = on.partition(",")[0]
+        raise UserError(
+            f"-n {num_workers} is for this machine, and --on {on} trains elsewhere; leave -n out, "
+            f"and say what each run has there: --on {where},cores={num_workers}"
+        )
+
+
 def machine_of(here: int | None, interface: str | None) -> Any:
     """What this machine brings to a run whose workers come and go (a MachineOffer)."""
     from samepath.engine.comm.environment import LOOPBACK

@@ -42,7 +42,8 @@ from samepath.console import LiveWatcher, print_report
     show_default=True,
     metavar="N",
     callback=common.parsed_by(common.parse_workers),
-    help="Workers of all folds under way together. auto: all of this machine's cores (or GPUs).",
+    help="Workers of all folds under way together. auto: all of this machine's cores (or GPUs). "
+    "Not with --on, which has its own.",
 )
 @click.option("--epochs", "max_epochs", type=int, metavar="E", help="In place of the recipe's.")
 @click.option("--batch-size", type=int, metavar="B", help="In place of the recipe's.")
@@ -86,6 +87,7 @@ def folds(
     split = SplitRequest(
         folds=folds, groups=groups, stratify=stratify, repeats=repeats, examples=examples
     )
+    common.refuse_workers_elsewhere(num_workers, asked["on"])
     out = out or Path("folds") / Path(recipe).stem
     request = StudyRequest(recipe=recipe, out=out, command=tuple(sys.argv), **asked)
     with common.to_be_continued(as_json), connected(request):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _OF_A_RACE = (
     *("strategies", "workers", "target", "learning_rate", "network", "batch_size", "patience"),
-    *("tune", "studies", "hold"),
+    *("tune", "studies", "hold", "critical_batch"),
 )
 _OF_ONE_RECIPE = ("data", "keep", "batch_size", "grain_size", "batch_sizes")
 _INSTEAD = {
@@ -116,6 +116,12 @@ def parse_target(text: str) -> dict[str, Any]:
     "--patience", 10, "E", "A run ends when its validation loss has not moved for E epochs."
 )
 @click.option(
+    "--critical-batch",
+    type=click.Choice(["measured"]),
+    help="measured: after the race, also the critical batch, by branches of the sequential run at "
+    "several batch sizes (a few trainings; see docs/advise.md).",
+)
+@click.option(
     "--batch-sizes", metavar="LIST", help="Instead of a race: accuracy against batch size,"
 )
 @click.option(
@@ -136,6 +142,7 @@ def study(
     workers: str,
     target: dict[str, Any] | None,
     seeds: int,
+    critical_batch: str | None,
     batch_sizes: str | None,
     learning_rates: list[float] | None,
     as_json: bool,
@@ -156,9 +163,11 @@ def study(
       samepath study nodules-small --learning-rate largest --network 10GbE
       samepath study digits --tune 5 --studies 5 --target tuned
       samepath study digits nodules-small mine.py --tune 5
+      samepath study digits --batch-size 64 --critical-batch measured
       samepath study digits --batch-sizes 16,64,256 --learning-rates 0.001,0.003,0.01
       samepath study my_recipe.py --seeds 5 --on dask:slurm,cores=4,memory=8GB,jobs=20
     """
+    from samepath.insight.study_batch import plans_for, with_measured_batch
     from samepath.report.study import finish_study, tables_in_short
     from samepath.study.batches import batch_study
     from samepath.study.opening import StudyRequest
@@ -183,15 +192,19 @@ def study(
     )
     sizes = [] if batch_sizes is None else common.parse_counts("--batch-sizes", batch_sizes)
     watcher = LiveWatcher(own_thread=False)
+    is_measured = critical_batch is not None
     if len(recipes) > 1:
-        _study_several(request, recipes, watcher, as_json)
+        _study_several(request, recipes, watcher, as_json, is_measured)
         return
+    plans = plans_for([request]) if is_measured else []
     with common.to_be_continued(as_json), connected(request):
         found: Study | GridStudy
         if sizes:
             found = batch_study(request, sizes, learning_rates or [], watcher)
         else:
             found = race(request, watcher)
+            for plan in plans:
+                found = with_measured_batch(found, request, plan, watcher)
         found, page = finish_study(found, request.folder)
     if as_json:
         common.print_json(to_json(found))
@@ -200,9 +213,14 @@ def study(
 
 
 def _study_several(
-    request: StudyRequest, recipes: tuple[str, ...], watcher: LiveWatcher, as_json: bool
+    request: StudyRequest,
+    recipes: tuple[str, ...],
+    watcher: LiveWatcher,
+    as_json: bool,
+    is_measured: bool,
 ) -> None:
     """A study of each recipe, and how strategies stand over all."""
+    from samepath.insight.study_batch import plans_for, with_measured_batch
     from samepath.report.study import finish_study
     from samepath.report.study_profile import finish_profiles
     from samepath.study.places.cluster import connected
@@ -211,10 +229,14 @@ def _study_several(
     from samepath.study.results import Study
 
     requests = requests_for(request, recipes)
+    plans = plans_for(requests) if is_measured else [None] * len(requests)
     studies = []
     with common.to_be_continued(as_json), connected(request):
-        for each in requests:
-            found, _ = finish_study(race(each, watcher), each.folder)
+        for each, plan in zip(requests, plans, strict=True):
+            raced = race(each, watcher)
+            if plan is not None:
+                raced = with_measured_batch(raced, each, plan, watcher)
+            found, _ = finish_study(raced, each.folder)
             assert isinstance(found, Study)
             studies.append(found)
         profiles = profiles_of(studies, request.command)

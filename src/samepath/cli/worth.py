@@ -57,7 +57,8 @@ from samepath.console import LiveWatcher, print_report
     show_default=True,
     metavar="N",
     callback=common.parsed_by(common.parse_workers),
-    help="Workers of all runs under way together. auto: all of this machine's cores (or GPUs).",
+    help="Workers of all runs under way together. auto: all of this machine's cores (or GPUs). Not "
+    "with --on, which has its own.",
 )
 @common.on_option
 @common.other_hardware_option
@@ -92,6 +93,7 @@ def worth(
     from samepath.study.opening import StudyRequest
     from samepath.study.places.cluster import connected
 
+    common.refuse_workers_elsewhere(num_workers, on)
     wanted = WorthRequest(**asked)
     out = out or Path("worth") / Path(wanted.generator).stem
     request = StudyRequest(

@@ -317,7 +317,7 @@ def _answers(
             predicted = _predicted(folder, data, num_workers, own, extra, display)
             asked.append(stack.enter_context(predicted))
             num_workers = asked[0].num_workers  # so that all have the same blocks
-        yield _Mean(asked, classes=_num_classes(reopen(path / members[0].folder).recipe))
+        yield _Mean(asked, classes=num_classes(reopen(path / members[0].folder).recipe))
 
 
 @contextmanager
@@ -381,7 +381,7 @@ def read_members(path: Path) -> list[FoldModel]:
         ) from None
 
 
-def _num_classes(recipe: Recipe) -> int:
+def num_classes(recipe: Recipe) -> int:
     """How many classes the examples have, as far as their labels tell; 0 where they have none, or
     where the recipe says itself what a prediction is."""
     if recipe.predict is not None:

@@ -14,9 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from samepath.insight.advise.advice import MeasuredBatch, examples
+from samepath.insight.advise.advice import examples
 from samepath.report import style
 from samepath.report.words import Rows, number
+from samepath.study.results import MeasuredBatch
 
 HEADING = "The critical batch, measured"
 _NOISE, _MEASURED = "#DDAA33", "#0072B2"

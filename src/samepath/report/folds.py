@@ -20,16 +20,24 @@ from samepath.files import finite, write_atomically
 from samepath.output.predict import FOLDS, OUT_OF_FOLD
 from samepath.report import style
 from samepath.report.page import Section, command_section, write_page
-from samepath.report.words import ENDED, Rows, Tables, facts_rows, listed, number
+from samepath.report.words import ENDED, Rows, Tables, facts_rows, listed, number, percent
+from samepath.study.calibration import Calibration
 from samepath.study.folds import FoldRun, Folds, to_json
 
 INTERVAL_NOTE = (
     "Interval: 95%, by Student's t with the variance of Nadeau and Bengio (2003), since folds "
-    "share most of their training data."
+    "share most of their training data. With few folds it is wide, and it may reach beyond what a "
+    "metric can be: it is not cut off."
 )
 BEST_NOTE = (
     "The weights of a fold are its best by the examples it held out, so that these numbers are "
     "somewhat better than those of new data will be."
+)
+CALIBRATION_NOTE = (
+    "Examples by the highest probability that the model which has not seen them gives. Accuracy: "
+    "how often that class is the right one. Expected calibration error: the mean difference of "
+    "the two, each part weighed by its examples (Guo et al. 2017). With few examples in a part "
+    "chance alone makes a difference."
 )
 LOSS = "loss"
 
@@ -47,7 +55,11 @@ def finish_folds(found: Folds, folder: Path) -> tuple[Folds, Path]:
 
 def tables_in_short(found: Folds) -> Tables:
     """What fits a terminal."""
-    return [("Examples held out", folds_table(found), _note(found))]
+    tables = [("Examples held out", folds_table(found), _note(found))]
+    if found.calibration is not None:
+        said = f"Calibration: expected error {percent(found.calibration.error)} points"
+        tables.append((said, calibration_table(found.calibration), CALIBRATION_NOTE))
+    return tables
 
 
 def verdict(found: Folds) -> str:
@@ -115,6 +127,7 @@ def _sections(found: Folds, folder: Path) -> list[Section]:
             note=_note(found),
             picture=draw_folds(found, folder / "folds.svg"),
         ),
+        *_calibration_sections(found, folder),
         Section(heading="The split", table=_facts(found)),
         Section(
             heading="Digests",
@@ -125,6 +138,32 @@ def _sections(found: Folds, folder: Path) -> list[Section]:
         ),
         *([command_section(found.command)] if found.command else []),
     ]
+
+
+def _calibration_sections(found: Folds, folder: Path) -> list[Section]:
+    if found.calibration is None:
+        return []
+    error = f"{percent(found.calibration.error)} percentage points"
+    words = f"Expected calibration error of the out-of-fold predictions: {error}."
+    return [
+        Section(
+            heading="Calibration",
+            words=words,
+            table=calibration_table(found.calibration),
+            note=CALIBRATION_NOTE,
+            picture=draw_calibration(found.recipe, found.calibration, folder / "calibration.svg"),
+        )
+    ]
+
+
+def calibration_table(calibration: Calibration) -> Rows:
+    """A line for each part of the confidence that has examples, in percent."""
+    rows = [["confidence", "examples", "mean confidence (%)", "accuracy (%)"]]
+    for part in calibration.parts:
+        between = f"{100 * part.low:.0f} to {100 * part.high:.0f}%"
+        shares = percent(part.confidence), percent(part.accuracy)
+        rows.append([between, f"{part.num_examples:,}", *shares])
+    return rows
 
 
 def _facts(found: Folds) -> Rows:
@@ -192,4 +231,27 @@ def draw_folds(found: Folds, out: Path) -> Path:
     keys += [style.key("mean", **style.GUIDE), style.key("95% interval", color="0.88", lw=7)]
     if found.repeats > 1:
         keys.append(style.key("pale: further repeats", color=style.GREY, alpha=0.4))
+    return style.finish(figure, keys, out)
+
+
+def draw_calibration(recipe: str, calibration: Calibration, out: Path) -> Path:
+    """Draw accuracy against confidence, with the number of examples of each part below."""
+    figure = style.new_figure(6.4, 5.6, f"{recipe}: calibration")
+    shares, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3.0, 1.0])
+    (look,) = style.series(1)
+    parts = calibration.parts
+    confidences = [part.confidence for part in parts]
+    shares.plot([0, 1], [0, 1], zorder=1, **style.GUIDE)
+    accuracies = [part.accuracy for part in parts]
+    shares.plot(confidences, accuracies, color=look.colour, marker=look.marker, lw=1.4)
+    shares.set(ylabel="accuracy", xlim=(0.0, 1.0), ylim=(-0.03, 1.03))
+    for part in parts:
+        width = part.high - part.low
+        counts.bar(part.low, part.num_examples, width, align="edge", color=look.colour, alpha=0.5)
+    counts.set(xlabel="confidence (highest probability)", ylabel="examples")
+    counts.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=3))
+    for axes in (shares, counts):
+        style.tidy(axes)
+    keys = style.look_keys({"out-of-fold predictions": look})
+    keys.append(style.key("accuracy is confidence", **style.GUIDE))
     return style.finish(figure, keys, out)

@@ -87,6 +87,8 @@ class Section:
     picture: Path | None = None
     note: str = ""
     """Small print under the table."""
+    link: tuple[str, str] | None = None
+    """Words under the note, and the heading of the section of this page that they lead to."""
     folded: bool = False
     """The table is closed until the reader opens it: for long ones."""
 
@@ -106,6 +108,7 @@ def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
         )
         contents = f"<details open><summary>Contents</summary><ol>{''.join(links)}</ol></details>"
         parts.append(f"<nav>{contents}</nav>")
+    places = {section.heading: place for place, section in enumerate(sections, 1)}
     for place, section in enumerate(sections, 1):
         kind = ' class="said"' if section.heading in _SAID else ""
         parts.append(f'<section id="s{place}"{kind}><h2>{html.escape(section.heading)}</h2>')
@@ -119,6 +122,10 @@ def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
             parts.append(table)
         if section.note:
             parts.append(f'<p class="note">{html.escape(section.note)}</p>')
+        if section.link is not None:
+            words, heading = section.link
+            address = f"#s{places[heading]}"
+            parts.append(f'<p class="note"><a href="{address}">{html.escape(words)}</a></p>')
         if section.picture is not None:
             parts.append(_picture(section.picture, section.heading))
         parts.append("</section>")

@@ -18,9 +18,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from samepath.console import count
+from samepath.console import count, sentence
 from samepath.files import finite, write_atomically
+from samepath.insight.advise.advice import of_measured
 from samepath.report import study_figures as figures
+from samepath.report.branches import branches_table, draw_branches
 from samepath.report.page import Section, write_page
 from samepath.report.study_verdict import (
     grid_runs,
@@ -53,6 +55,7 @@ from samepath.study.results import (
     Epoch,
     GridRun,
     GridStudy,
+    MeasuredBatch,
     RunRecord,
     Study,
     to_json,
@@ -79,6 +82,8 @@ def tables_in_short(study: Study | GridStudy) -> Tables:
     ]
     if study.predictions:
         tables.append(("Modelled against measured efficiency", predictions_table(study), ""))
+    if study.measured_batch is not None:
+        tables.append(branches_table(study.measured_batch))
     return tables
 
 
@@ -114,6 +119,7 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         words="Overlapping points are shifted sideways.",
         table=summary_table(study) if study.is_fair else time_table(study),
         note=time_note(study),
+        link=("What the words mean", WORDS),
         picture=figures.draw_time_to_target(drawn, folder / "time_to_target.svg"),
     )
     if study.tuning is not None:
@@ -141,6 +147,8 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         words="Further left costs less compute, further down takes less time; the front is best.",
         picture=figures.draw_pareto(drawn, folder / "pareto.svg"),
     )
+    if study.measured_batch is not None:
+        yield _batch_section(study, study.measured_batch, folder)
     yield Section(heading="The study", table=facts_table(study))
     if study.rate.tried:
         words = "Short runs with one worker; the study uses the largest rate that converges."
@@ -162,7 +170,7 @@ def _race_sections(study: Study, folder: Path) -> Iterator[Section]:
         yield Section(heading="Measured against modelled", words=words, table=table)
     table = runs_table(study)
     yield Section(heading="All runs", table=table, folded=len(table) > 40)
-    yield Section(heading="Words", table=words_table(study))
+    yield Section(heading=WORDS, table=words_table(study), note=GLOSSARY_NOTE)
 
 
 def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
@@ -178,6 +186,14 @@ def _grid_sections(study: GridStudy, folder: Path) -> Iterator[Section]:
     yield _gap_section(study, folder)
 
 
+def _batch_section(study: Study, found: MeasuredBatch, folder: Path) -> Section:
+    """The critical batch, from branches of a run on the sequential run's path."""
+    title, table, note = branches_table(found)
+    picture = draw_branches(f"{study.recipe}: {title}", found, folder / "critical_batch.svg")
+    words = sentence(of_measured(found)) + "."
+    return Section(heading=title, words=words, table=table, note=note, picture=picture)
+
+
 def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
     picture = figures.draw_generalisation_gap(study, folder / "generalisation_gap.svg")
     return Section(heading="Generalisation gap", picture=picture)
@@ -185,6 +201,8 @@ def _gap_section(study: Study | GridStudy, folder: Path) -> Section:
 
 # ---------------------------------------------------------------------------------------- tables
 
+WORDS = "Words"
+GLOSSARY_NOTE = "All of samepath's words: docs/glossary.md in its documentation."
 _NOTE = f"{MODELLED} from a modelled time; no mark: measured with that many real workers."
 _SPREAD = " With several seeds: median (lowest to highest)."
 EFFICIENCY_NOTE = (

@@ -39,8 +39,9 @@ from samepath.errors import UserError
 from samepath.files import content_hash, make_folder, read_as
 from samepath.keys import key
 from samepath.output.model_call import bare, forward_context
-from samepath.output.predict import OUT_OF_FOLD, predict, write_npz
+from samepath.output.predict import OUT_OF_FOLD, num_classes, predict, write_npz
 from samepath.recipe import Recipe, find_recipe, of_fold, with_valid_joined
+from samepath.study.calibration import Calibration, calibration_of
 from samepath.study.opening import Opened, StudyRequest, entered
 from samepath.study.results import AnyStudy, Ended, Epoch
 from samepath.study.runner import PlannedRun, end_of, epochs_of, train_runs
@@ -105,6 +106,8 @@ class Folds(AnyStudy):
     predictions: str
     """The SHA-256 of the file of out-of-fold predictions."""
     verdict: str
+    calibration: Calibration | None = None
+    """What out-of-fold confidence is worth; None where the model gives no scores of classes."""
 
 
 def cross_validate(
@@ -166,6 +169,7 @@ def cross_validate(
         pooled=pooled,
         predictions=content_hash(request.folder / OUT_OF_FOLD),
         verdict="",
+        calibration=calibration_of(predictions, num_classes(whole)),
     )
 
 

@@ -244,6 +244,72 @@ class Tuning:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Branch:
+    """One run from the base run's state, with one batch size and one order of the data."""
+
+    batch_size: int
+    seed: int
+    rate_factor: float
+    """What the recipe's learning rate is multiplied by."""
+    ended: str
+    """finished, or what ended it early: diverged, early, target, stuck."""
+    loss: float | None
+    """Smoothed training loss after as many examples as are compared; None: it did not get there."""
+    examples: float | None
+    """Until the smoothed loss is the one that the base's own batch comes to; None: it never is."""
+    ratio: float | None
+    """Those examples over what the base's own batch takes to the same loss."""
+    curve: tuple[tuple[float, float], ...]
+    """Examples since the branch began, and the smoothed loss there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredBatch:
+    """The critical batch, measured by branches of one run (Merrill et al. 2025)."""
+
+    base_batch: int
+    base_epochs: int
+    base_steps: int
+    """Where the branches begin."""
+    epochs: int
+    """After which losses are compared."""
+    most_epochs: int
+    """That a branch is given to come to the base's loss."""
+    window: int
+    """Examples over which losses are averaged."""
+    tolerance: float
+    """A batch is within it that takes at most this part more examples than the base's."""
+    rule: str
+    """The strategy by which the learning rate grows with the batch."""
+    seeds: tuple[int, ...]
+    branches: tuple[Branch, ...]
+    critical: int
+    """The largest batch that the median order keeps within the tolerance, and all smaller ones."""
+    low: int
+    """The largest that every order keeps within it, and all smaller ones."""
+    high: int | None
+    """The smallest that no order keeps within it; None: none that was tried."""
+    fitted: float | None
+    """B_crit of E = E_min (1 + B / B_crit), the median of orders; infinite: no batch takes more
+    examples; None: too few batches come to the loss."""
+    fitted_low: float | None
+    fitted_high: float | None
+    """The smallest and the largest that single orders give."""
+    noise_scale: float | None
+    """Of the base run, where the branches begin; None: not known."""
+    noise_low: float | None
+    """The critical batch that the noise scale's interval leads to."""
+    noise_high: float | None
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        return sorted({branch.batch_size for branch in self.branches})
+
+    def of(self, batch_size: int) -> list[Branch]:
+        return [branch for branch in self.branches if branch.batch_size == batch_size]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnyStudy:
     """What every kind of study begins with."""
 
@@ -276,6 +342,8 @@ class Study(AnyStudy):
     studies: int = 1
     """Times that it was repeated, each with seeds and trials of its own."""
     tuning: Tuning | None = None
+    measured_batch: MeasuredBatch | None = None
+    """The critical batch, by branches of the sequential run; None: it was not asked for."""
 
     @property
     def is_fair(self) -> bool:

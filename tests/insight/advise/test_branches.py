@@ -6,7 +6,6 @@ import math
 import socket
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from samepath.engine.state.run_folder import RunFolder
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
 from samepath.insight.advise import branches
-from samepath.insight.advise.advice import MeasuredBatch, of_measured
+from samepath.insight.advise.advice import of_measured
 from samepath.insight.advise.branches import (
     BranchPlan,
     BranchRequest,
@@ -33,6 +32,7 @@ from samepath.insight.folder import choose_folder
 from samepath.recipe import Recipe, find_recipe
 from samepath.report.branches import branches_table, draw_branches
 from samepath.study.opening import StudyRequest
+from samepath.study.results import MeasuredBatch
 
 RECIPE = str(Path(__file__).parents[2] / "parity" / "tiny_recipe.py")
 N, B = 1024, 16
@@ -244,8 +244,7 @@ def measure(folder: Path, watcher: Counting, on: str = "local") -> MeasuredBatch
     asked = replace(resolve(recipe, Overrides(epochs=6, seed=4)), target=None)
     request = BranchRequest(at=2, epochs=2, batch_sizes=(20, 40), seeds=2, on=on)
     plan = plan_branches(request, asked)
-    step: Any = SimpleNamespace(step_seconds={"1": 0.001})  # what is read of a MeasuredStep
-    return measure_batch(plan, recipe, asked, folder, step, watcher)
+    return measure_batch(plan, recipe, asked, folder, 0.001, watcher)
 
 
 def test_branches_of_a_real_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from ui_folders import make_finding, make_run
 
 from samepath.files import lock_folder
+from samepath.insight.advise.branches import FOLDER
 from samepath.insight.folder import KINDS
 from samepath.web.dashboard import contents
 from samepath.web.dashboard.contents import MARKS, RootFolder, search
@@ -51,6 +52,21 @@ def test_things_and_what_they_are_part_of(tmp_path: Path) -> None:
     assert {item.id for item in search(RootFolder(tmp_path)).items} == {
         t.id for t in items.values()
     }
+
+
+def test_branches_belong_to_the_study_they_were_made_for(tmp_path: Path) -> None:
+    """While they are trained they are a study under way; later their study has what they found."""
+    assert contents.BRANCHES == FOLDER
+    study, branches = tmp_path / "s", tmp_path / "s" / FOLDER
+    make_run(study / "runs" / "k1")
+    make_run(branches / "runs" / "base")
+    for folder in (study, branches):
+        (folder / "settings.json").write_text("{}")
+    assert found_in(tmp_path)["s/branches"] == "study"
+    (study / "study.json").write_text("{}")
+    items = {item.folder: item for item in search(RootFolder(tmp_path)).items}
+    assert items.keys() == {"s", "s/runs/k1", "s/branches/runs/base"}
+    assert items["s/branches/runs/base"].parent == items["s"].id
 
 
 def test_the_folder_itself_can_be_a_run(tmp_path: Path) -> None:

@@ -133,6 +133,15 @@ def test_the_batch_is_that_of_the_strategy() -> None:
     assert shown(start, {}, {"batch_size": 512}) == 512
 
 
+def test_a_run_says_on_which_host_it_was_started_last() -> None:
+    def host(*starts: Any) -> Any:
+        content: dict[str, Any] = {"status": "running", "config": {}, "starts": list(starts)}
+        return run_line(ShownRun.of(content), True, {})["host"]
+
+    assert host({"host": "node1"}, {"host": "node7"}) == "node7"
+    assert host({"host": 3}) == host({}) == host() == ""
+
+
 @pytest.mark.parametrize(
     ("to_do", "now", "left"),
     [

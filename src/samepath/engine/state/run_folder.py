@@ -15,6 +15,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -179,7 +180,7 @@ class RunFolder:
                 raise
         before = earlier or {}
         began = {"command": command, "versions": versions(), "time": time.time()}
-        began |= {"num_workers": num_workers, **for_others}
+        began |= {"host": socket.gethostname(), "num_workers": num_workers, **for_others}
         content = {
             "status": "running",
             "id": before.get("id") or uuid.uuid4().hex,

@@ -139,7 +139,7 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
         assert request.folder is not None, "measuring the critical batch needs a folder"
         now, place = time.perf_counter(), request.folder / FOLDER
         measured_batch = measure_batch(
-            planned, recipe, options, place, measured, watcher, request.command
+            planned, recipe, options, place, measured.step_seconds["1"], watcher, request.command
         )
         took["branches_seconds"] = time.perf_counter() - now
     took |= {"rates_seconds": found.rate_seconds, "noise_seconds": found.noise_seconds}

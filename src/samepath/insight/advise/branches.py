@@ -42,13 +42,13 @@ from samepath.engine.run.request import available_workers
 from samepath.engine.run.strategy_schedule import StrategySchedule
 from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
-from samepath.insight.advise.advice import Branch, MeasuredBatch, span
+from samepath.insight.advise.advice import span
 from samepath.insight.advise.runs import RATIOS
 from samepath.recipe import Recipe
 from samepath.study.opening import Opened, StudyRequest, entered
 from samepath.study.places.destination import LOCAL
+from samepath.study.results import Branch, MeasuredBatch
 from samepath.study.runner import PlannedRun, train_runs
-from samepath.timing.measured import MeasuredStep
 
 FOLDER = "branches"
 """Inside the advice's folder."""
@@ -83,6 +83,8 @@ class BranchRequest:
     seeds: int = SEEDS
     on: str = LOCAL
     """Where they are trained: this machine, or a cluster."""
+    in_study: bool = False
+    """Whether a study asks, in which --max-epochs alone says how long branches are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +134,12 @@ def plan_branches(request: BranchRequest, options: Options) -> BranchPlan:
     if at + LONGER * epochs > options.epochs:
         raise UserError(
             f"{options.recipe!r} has {count(options.epochs, 'epoch')}: too few for branches after "
-            f"{at} that take up to {LONGER * epochs} more; give a smaller --branch-at or "
-            "--branch-epochs (1 and 1 need 3)"
+            f"{at} that take up to {LONGER * epochs} more; give "
+            + (
+                f"--max-epochs {1 + LONGER * LEAST_EPOCHS} or more"
+                if request.in_study
+                else "a smaller --branch-at or --branch-epochs (1 and 1 need 3)"
+            )
         )
     if not sizes:
         most = min(data, epochs * data // LEAST_STEPS)
@@ -142,7 +148,7 @@ def plan_branches(request: BranchRequest, options: Options) -> BranchPlan:
         raise UserError(
             f"a batch of {2 * batch} makes fewer than {LEAST_STEPS} steps in "
             f"{count(epochs, 'epoch')} of {data} examples; give a smaller --batch-size, or more "
-            "--branch-epochs"
+            + ("--max-epochs" if request.in_study else "--branch-epochs")
         )
     seeds = tuple(range(options.seed, options.seed + request.seeds))
     return BranchPlan(at=at, epochs=epochs, batch_sizes=tuple(sizes), seeds=seeds, on=request.on)
@@ -153,11 +159,12 @@ def measure_batch(
     recipe: Recipe,
     options: Options,
     folder: Path,
-    measured: MeasuredStep,
+    step_seconds: float,
     watcher: Watcher,
     command: tuple[str, ...] = (),
 ) -> MeasuredBatch:
-    """Train the base run, then its branches, in a folder of their own, and read what they did."""
+    """Train the base run, then its branches, in a folder of their own, and read what they did;
+    `step_seconds` is what a step of the base takes with one worker."""
     optimizer = recipe.optimizer(p for p in recipe.model().parameters() if p.requires_grad)
     rule = "linear" if isinstance(optimizer, torch.optim.SGD) else "sqrt"
     options = with_fingerprints(options, recipe)
@@ -181,7 +188,7 @@ def measure_batch(
         recipe_decay=0.0,
         num_valid=0,
     )
-    epoch_seconds = measured.step_seconds["1"] * options.num_examples / options.batch_size
+    epoch_seconds = step_seconds * options.num_examples / options.batch_size
 
     def alone_seconds(run: PlannedRun) -> float:
         return epoch_seconds * (run.options.epochs - (0 if run is base else plan.at))

@@ -59,6 +59,8 @@ SKIPPED = {
     "node_modules", "__pycache__", "site-packages", "venv",
     "checkpoints", "weights", "cache", "tensorboard", "wandb", "show",
 }  # fmt: skip
+BRANCHES = "branches"
+"""The folder of the runs that measure a critical batch, inside a study's or an advice's."""
 MAX_DEPTH = 6
 MAX_FOLDERS = 5_000
 MAX_ITEMS = 1_000
@@ -139,7 +141,7 @@ def id_of(*words: str) -> str:
 def search(root: RootFolder) -> Search:
     """Walk the folder and list its items."""
     items: list[Item] = []
-    waiting: deque[tuple[str, int, str | None]] = deque([(".", 0, None)])
+    waiting: deque[tuple[str, int, Item | None]] = deque([(".", 0, None)])
     num_folders = num_unreadable = num_links = 0
     notes = []
     while waiting:
@@ -156,12 +158,16 @@ def search(root: RootFolder) -> Search:
             continue
         if "pyvenv.cfg" in entries:
             continue
+        # branches are a part of the study or advice that they were made for, once that is there
+        is_part = os.path.basename(folder) == BRANCHES and parent and parent.mark != UNDERWAY
+        outer = parent.id if parent else None
         found = [
-            Item(id=id_of(folder, kind), kind=kind, folder=folder, mark=mark, parent=parent)
+            Item(id=id_of(folder, kind), kind=kind, folder=folder, mark=mark, parent=outer)
             for mark, kind in _marks(entries)
+            if not (is_part and mark == UNDERWAY)
         ]
         items += found
-        inner = found[0].id if found else parent
+        inner = found[0] if found else parent
         for name, entry in sorted(entries.items()):
             if name in SKIPPED or name.startswith("."):
                 continue

@@ -178,6 +178,7 @@ def run_line(record: ShownRun, is_running: bool, newest: Mapping[str, Any]) -> d
         "digest": _text(result.get("digest"))[:_DIGITS],
         "message": _text(result.get("message")),
         "began": _known(record.last_start.get("time")),
+        "host": _text(record.last_start.get("host")),
         "seconds_left": _seconds_left(record.steps_to_do, now) if is_running else None,
     }
 

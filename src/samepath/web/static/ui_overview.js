@@ -66,9 +66,9 @@ export class Overview {
   isShown(item) {
     const { filter, parts } = this.state;
     const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const { name, recipe, kind, status, title, verdict, digest, strategy, note } = item;
-    const text = [name, recipe, kind, status, title, verdict, digest, strategy, note].join(" ")
-      .toLowerCase();
+    const { name, recipe, kind, status, title, verdict, digest, strategy, note, host } = item;
+    const text = [name, recipe, kind, status, title, verdict, digest, strategy, note, host]
+      .join(" ").toLowerCase();
     const isPart = kind === "run" && item.parent;
     return words.every((word) => compares(item, word) ?? text.includes(word)) &&
       (!isPart || parts || words.length > 0 || item.is_live);

@@ -104,7 +104,7 @@ export class RunPage {
     const speed = run.examples_per_second;
     const more = [["time per step", duration(run.step_seconds)],
                   ["examples per second", known(speed) ? whole(Math.round(speed)) : ""],
-                  ["run time", duration(run.seconds)],
+                  ["run time", duration(run.seconds)], ["host", run.host || ""],
                   ["time left", known(run.seconds_left) ? `~${duration(run.seconds_left)}` : ""]];
     return [...pairs, ...more.filter(([, words]) => words)];
   }

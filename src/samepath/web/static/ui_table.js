@@ -25,6 +25,7 @@ const LAST = [
 const TEXTS = {
   name: (run) => run.name, recipe: (run) => run.recipe, status: (run) => run.status,
   strategy: (run) => run.strategy, digest: (run) => run.digest, note: (run) => run.note,
+  host: (run) => run.host,
 };
 const NEWEST = "newest";
 const COMPARED = /^([a-z_]+)(<=|>=|<|>|=|:)(.+)$/;
@@ -76,7 +77,7 @@ export function csv(runs) {
     ...metrics.map((name) => [name, (run) => run.metrics?.[name]]),
     ["noise_scale", (run) => run.noise_scale], ["seconds", (run) => run.seconds],
     ["seconds_left", (run) => run.seconds_left], ["digest", (run) => run.digest],
-    ["path", (run) => run.path], ["note", (run) => run.note],
+    ["host", (run) => run.host], ["path", (run) => run.path], ["note", (run) => run.note],
   ];
   const cell = (value) => {
     if (!known(value)) return "";
@@ -164,9 +165,10 @@ export class RunTable {
     const tick = el("input", { type: "checkbox", checked: ticked.has(run.id), onchange: change,
                                "aria-label": `Compare ${run.name}`, disabled: Boolean(run.error) });
     const strategy = run.strategy === "strong" ? "" : run.strategy;
+    const where = run.is_live && run.host ? `on ${run.host}` : "";
     const who = el("td", { class: "who" },
       el("p", {}, el("a", { href: linkOf(run) }, run.shown || run.name), " ", badge(run)),
-      el("p", { class: "quiet" }, run.error || joined(run.recipe, strategy, ago(run.time))),
+      el("p", { class: "quiet" }, run.error || joined(run.recipe, strategy, ago(run.time), where)),
       run.note ? el("p", { class: "note-line" }, run.note) : null,
       run.message ? el("p", { class: "warn" }, run.message) : null,
       progress(run));
