@@ -87,9 +87,6 @@ def main() -> None:
     keep_freed_memory()
     before = json.loads(asked.out.read_text()) if asked.out.exists() else {}
     found = before.get("jobs", {})
-    for name in asked.jobs.split(","):
-        found[name] = measure(name, asked.rounds)
-        show({name: found[name]})
     about = {
         "commit": commit(),
         "torch": torch.__version__,
@@ -97,7 +94,10 @@ def main() -> None:
         "machine": platform.machine(),
         "timing": "CPU seconds of one thread; the shortest of the turns",
     }
-    asked.out.write_text(json.dumps({"jobs": found, "about": about}, indent=1) + "\n")
+    for name in asked.jobs.split(","):
+        found[name] = measure(name, asked.rounds)
+        show({name: found[name]})
+        asked.out.write_text(json.dumps({"jobs": found, "about": about}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
