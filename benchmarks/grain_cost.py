@@ -12,9 +12,11 @@ counts, for others may use the machine. Writes `results/grain_cost.json`.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
 import platform
+import pstats
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,20 @@ JOBS = ("nodules", "digits", "resnet18")
 GRAINS = (1, 2, 4, 8)
 ROUNDS = 5
 TURN_SECONDS = 0.3
+PARTS_GRAIN, PROFILED_STEPS = 2, 5
+PARTS = {
+    ("buffers.py", "after_grain"): "buffers",
+    ("step.py", "_seed_grain"): "seeding",
+    ("replicas.py", "before_grain"): "comparing weights",
+    ("replicas.py", "after_grain"): "comparing weights",
+    ("gradients.py", "before_forward"): "adding gradients",
+    ("gradients.py", "_before_backward"): "adding gradients",
+    ("gradients.py", "after_backward"): "adding gradients",
+    ("factors.py", "take"): "factors",
+    ("factors.py", "of_grain"): "factors",
+    ("factors.py", "before"): "factors",
+}
+"""What samepath does around a grain's passes, by the functions that do it."""
 
 
 def turn(step: Step) -> float:
@@ -44,10 +60,25 @@ def turn(step: Step) -> float:
     return elapsed / steps
 
 
+def parts(step: Step) -> dict[str, float]:
+    """What samepath does around a grain's passes, as parts of it (Python counts too much)."""
+    profile = cProfile.Profile(time.process_time)
+    profile.enable()
+    for _ in range(PROFILED_STEPS):
+        step()
+    profile.disable()
+    seconds = dict.fromkeys(PARTS.values(), 0.0)
+    for (file, _, function), (_, _, _, taken, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        if (part := PARTS.get((Path(file).name, function))) is not None:
+            seconds[part] += taken
+    return {part: taken / sum(seconds.values()) for part, taken in seconds.items()}
+
+
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """CPU seconds of a step, by grain size: the loop's and samepath's."""
     the_job = job(name)
     found: dict[str, Any] = {}
+    shares: dict[str, float] = {}
     for grain in (*GRAINS, the_job.batch_size):
         contestants = {
             "loop": plain_step(the_job, grain),
@@ -62,7 +93,14 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
             for way in order:
                 times[way].append(turn(contestants[way]))
         found[str(grain)] = {way: min(taken) for way, taken in times.items()}
-    return {"batch": the_job.batch_size, "seconds": found}
+        if grain == PARTS_GRAIN:
+            shares = parts(contestants["samepath"])
+    return {
+        "batch": the_job.batch_size,
+        "seconds": found,
+        "parts": shares,
+        "parts_grain": PARTS_GRAIN,
+    }
 
 
 def show(found: dict[str, Any]) -> None:
@@ -97,6 +135,7 @@ def main() -> None:
     for name in asked.jobs.split(","):
         found[name] = measure(name, asked.rounds)
         show({name: found[name]})
+        print(", ".join(f"{part} {share:.0%}" for part, share in found[name]["parts"].items()))
         asked.out.write_text(json.dumps({"jobs": found, "about": about}, indent=1) + "\n")
 
 

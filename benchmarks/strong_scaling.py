@@ -79,7 +79,7 @@ class Count(TorchDispatchMode):
     """Counts the operators that run, views apart: about one kernel of a GPU each."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

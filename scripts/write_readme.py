@@ -250,7 +250,14 @@ def grains() -> str:
             loop, ours = 1e3 * seconds["loop"], 1e3 * seconds["samepath"]
             size = f"{grain} (the whole batch)" if int(grain) == row["batch"] else grain
             rows.append([name, size, f"{loop:.0f} ms", f"{ours:.0f} ms", f"{ours / loop - 1:+.0%}"])
-    return table(["job", "grains of", "a loop, same grains", "samepath", "more"], rows)
+    lines = [
+        f"{re.sub(',.*', '', JOBS[job])} "
+        + ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
+        for job, row in found.items()
+    ]
+    text = table(["job", "grains of", "a loop, same grains", "samepath", "more"], rows)
+    size = next(iter(found.values()))["parts_grain"]
+    return f"{text}\n\nOf samepath's own, in grains of {size}, by cProfile: {'; '.join(lines)}."
 
 
 class Target(NamedTuple):
@@ -359,7 +366,8 @@ def _asked_memory() -> list[Target]:
     shares = [row["share of the step time"] for row in keeping]
     return [
         Target(f"peak memory against DDP's, 2 workers, the most: {JOBS.get(most, '')}", 1.1,
-               peaks.get(most), True, "freed memory is kept for the next step"),
+               peaks.get(most), True, "freed memory is kept for the next step (setting "
+               "MALLOC_TRIM_THRESHOLD_ prevents it)"),
         Target("keeping the last step in memory, part of a step, 1 and 2 workers", 0.02,
                max(shares, default=None), True,
                "it is copied once a step, and steps of two workers are short", True),
