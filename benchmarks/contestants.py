@@ -98,9 +98,10 @@ def _whole_batches(the_job: Job) -> Any:
     return tuple(each[: len(each) // size * size] for each in data)
 
 
-def plain_step(the_job: Job) -> Step:
-    """The loop that people write, the whole batch at once."""
-    return _loop(the_job, the_job.model)
+def plain_step(the_job: Job, grain: int | None = None) -> Step:
+    """The loop that people write: the whole batch at once, or adding up pieces of so many
+    examples."""
+    return _loop(the_job, the_job.model, grain=grain)
 
 
 def ddp_step(the_job: Job) -> Step:
@@ -134,6 +135,7 @@ def _loop(
     the_job: Job,
     make: Callable[[], nn.Module],
     reduce: Callable[[nn.Module], None] | None = None,
+    grain: int | None = None,
 ) -> Step:
     in_group = dist.is_initialized()
     worker, num_workers = (dist.get_rank(), dist.get_world_size()) if in_group else (0, 1)
@@ -149,10 +151,11 @@ def _loop(
     def step() -> None:
         place = next(positions)
         index = order[place : place + size].tensor_split(num_workers)[worker]
-        grain = tuple(tensor.index_select(0, index) for tensor in tensors)
         optimizer.zero_grad(set_to_none=True)
-        loss = the_job.loss(model, grain[0] if source._single else grain)
-        loss.backward()
+        for part in index.split(grain or len(index)):
+            piece = tuple(tensor.index_select(0, part) for tensor in tensors)
+            loss = the_job.loss(model, piece[0] if source._single else piece)
+            loss.backward(torch.full_like(loss, len(part) / len(index)))
         if reduce is not None:
             reduce(model)
         optimizer.step()

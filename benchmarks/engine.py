@@ -238,14 +238,17 @@ def main() -> None:
                 show(f"{name}: {part}", result["ratios"])
                 found.setdefault(part, {})[name] = result
                 _write(options.out, found)
-    for num_workers in range(2, 9) if "bytes" in parts and not problem else ():
-        row = bytes_per_worker(num_workers)
-        words = ", ".join(f"{name} {value:.2f}" for name, value in row.items())
-        print(f"bytes at {num_workers} workers, busiest, against a ring's: {words}")
-        found.setdefault("bytes", {})[str(num_workers)] = row
+    # tables with a column for each number of workers: all of them, or none
+    if "bytes" in parts and not problem:
+        rows = {}
+        for num_workers in range(2, 9):
+            rows[str(num_workers)] = row = bytes_per_worker(num_workers)
+            words = ", ".join(f"{name} {value:.2f}" for name, value in row.items())
+            print(f"bytes at {num_workers} workers, busiest, against a ring's: {words}")
+        found["bytes"] = rows
         _write(options.out, found)
-    for num_workers in (1, 2, 4) if "phases" in parts else ():
-        found.setdefault("phases", {})[str(num_workers)] = phases(num_workers)
+    if "phases" in parts:
+        found["phases"] = {str(num_workers): phases(num_workers) for num_workers in (1, 2, 4)}
         _write(options.out, found)
     if problem is not None:
         print(f"left out: link and bytes ({problem})")

@@ -35,6 +35,7 @@ import namespaces
 from about import commit
 from samepath.engine.comm.environment import read_place
 from samepath.engine.launch.launch import launch
+from samepath.engine.run.fewer_workers import normalises_over_grains
 from samepath.engine.run.options import Options, resolve
 from samepath.engine.run.session import start
 from samepath.plan import reduction
@@ -48,7 +49,6 @@ from samepath.timing.stopwatch import (
     Turn,
     all_turns,
     assemble,
-    normalises_over_grains,
     run_turns,
     shared_seconds,
     sizes_to_time,

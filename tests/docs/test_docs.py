@@ -175,6 +175,20 @@ def test_pages_show_the_examples_and_the_measured_numbers(page: str) -> None:
     assert text == render_readme(text), "run: python scripts/write_readme.py"
 
 
+def test_pages_stand_where_a_benchmark_was_stopped_half_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ratio = {"2 workers against DDP": {"median": 1.5, "low": 1.0, "high": 2.0}}
+    found = {"digits": {"ratios": ratio, "peak_mb": {"ratio": 1.0}}}
+    half = {"throughput": found, "bytes": {"2": {"DDP": 1.0, "new": 0.5}, "3": {"DDP": 1.25}}}
+    monkeypatch.setattr("write_readme._found", lambda name: half if name == "engine" else {})
+    pages = {page: render_readme((ROOT / page).read_text()) for page in FILLED}
+    assert "| throughput | digits, 8 grains |\n" in pages["README.md"]
+    assert "| new | 0.50 |  |\n" in pages["docs/speed.md"]
+    assert "| at least 1.05 | 1.50 |  |\n" in pages["docs/speed.md"]
+    assert "not measured" in pages["docs/speed.md"]
+
+
 def test_own_loop_differs_in_at_most_ten_lines() -> None:
     added = [line for line in diff().splitlines() if line.startswith("+")]
     assert 0 < len(added) <= 10

@@ -73,6 +73,29 @@ def test_same_bits_on_five_workers(alone: RunResult, tmp_path: Path) -> None:
     same(run(tmp_path, 5, compile=True), alone)
 
 
+def test_cached_between_runs(alone: RunResult, tmp_path: Path) -> None:
+    """A second process takes all of its code from the cache that the first one left."""
+    program = (
+        "import sys; from pathlib import Path; from torch._dynamo.utils import counters;"
+        "from samepath.engine.train import Request, train;"
+        "asked = Request(recipe=sys.argv[1], num_workers=1, out=Path(sys.argv[2]), compile=True);"
+        "print(train(asked)[0].digest);"
+        "found = [counters['inductor'][f'fxgraph_cache_{what}'] for what in ('hit', 'miss')];"
+        "print(*found)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, RECIPE, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    digest, found = ended.stdout.splitlines()[-2:]
+    hits, misses = map(int, found.split())
+    assert (digest, misses) == (alone.digest, 0)
+    assert hits >= 2, "a whole grain, a short one"
+
+
 def test_resumed_on_other_workers_and_refused_without(alone: RunResult, tmp_path: Path) -> None:
     """Two steps on two workers, the rest on three."""
     run(tmp_path, 2, compile=True, steps=2)

@@ -10,6 +10,7 @@ import pytest
 from measured_steps import made
 from torch import nn
 
+from samepath.engine.run.fewer_workers import normalises_over_grains
 from samepath.engine.run.options import Options, resolve
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
@@ -25,7 +26,6 @@ from samepath.timing.stopwatch import (
     doubts,
     joined,
     measure_step,
-    normalises_over_grains,
     plan_rounds,
     shared_seconds,
     side_by_side_counts,

@@ -193,6 +193,7 @@ def train(
         log=log,
         command=tuple(sys.argv),
         display=LiveWatcher,
+        says_gain=not as_json,
     )
     with common.stdout_kept_for_json(as_json):
         result, folder = train_request(request)

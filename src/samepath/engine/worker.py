@@ -68,6 +68,7 @@ def run_worker(
             others_go_on=request.elastic and place.num_here < place.num_workers,
             compare_workers=request.watch is None,
             other_hardware=others,
+            says_gain=_says_gain(request, options, recipe),
         )
         if request.resume or request.elastic:
             found = run.resume()
@@ -89,6 +90,14 @@ def run_worker(
         if isinstance(session, ServerSession):
             session.dismiss(result)
         return result
+
+
+def _says_gain(request: Request, options: Options, recipe: Recipe) -> bool:
+    """Whether a run says what larger grains would gain: one that begins, whose grains follow from
+    a number of workers, whose workers stay as many, and whose batch is the recipe's."""
+    by_workers = bool(request.max_workers or (recipe.max_workers and not request.grain_size))
+    stays = not (request.resume or request.elastic or options.server)
+    return request.says_gain and by_workers and stays and options.strategy == "strong"
 
 
 def _memory(folder: RunFolder) -> StepMemory | None:

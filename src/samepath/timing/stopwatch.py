@@ -36,6 +36,7 @@ from samepath.engine.comm.collective import Alone, Bucket, Collective
 from samepath.engine.comm.environment import read_place
 from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.engine.launch.launch import call_workers
+from samepath.engine.run.fewer_workers import normalises_over_grains
 from samepath.engine.run.loop import make_trainer
 from samepath.engine.run.options import Options, recipe_of, refuse_recipe
 from samepath.engine.run.request import available_workers
@@ -745,11 +746,6 @@ def joined(passes: Sequence[Launched]) -> Launched:
 
 
 # ---- the recipe and the machine
-
-
-def normalises_over_grains(model: nn.Module) -> bool:
-    """True for models with batch norm, whose statistics are those of a grain."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def machine() -> str:

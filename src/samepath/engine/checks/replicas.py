@@ -195,12 +195,16 @@ class Replicas:
         self._all = list(self._model.parameters())
 
     def before_grain(self) -> None:
+        if self._num_grains and not self._before:
+            return  # the marks after the last grain are those before this one
         if self._num_grains:
             self.put_back()
         self._marks = [(p._version, p.data_ptr()) for p in self._all]
 
     def put_back(self) -> None:
         """Give weights that forward passes have changed what they had before the batch."""
+        if not self._before:
+            return
         with torch.no_grad():
             for name, parameter in self._changing().items():
                 parameter.copy_(self._before[name])
@@ -232,6 +236,7 @@ class Replicas:
             for name, parameter in changing.items():
                 if not same_bits(parameter.detach(), self._after[name]):
                     raise _changed_by_grains(name)
+        self._marks = marks
         self._num_grains += 1
 
     def _refuse_late(self, marks: list[tuple[int, int]]) -> None:

@@ -20,6 +20,7 @@ from samepath.data import Source, seed_everything
 from samepath.engine.elastic import heartbeat
 from samepath.engine.elastic.recover import recover
 from samepath.engine.elastic.step_memory import StepMemory
+from samepath.engine.run.fewer_workers import STEPS, FewerWorkers
 from samepath.engine.run.hooks import Hooks
 from samepath.engine.run.loggers import Loggers
 from samepath.engine.run.measure import measure
@@ -109,7 +110,9 @@ class Run:
         others_go_on: bool = False,
         compare_workers: bool = True,
         other_hardware: bool = False,
+        says_gain: bool = False,
     ) -> None:
+        """`says_gain`: of larger grains, in the first steps of a run that begins."""
         self.recipe = recipe
         self.options = options
         self.session = session
@@ -142,6 +145,7 @@ class Run:
         """A step's gradient is all that leads to the next: no hook changes anything besides."""
         if memory is not None and self._only_updates:
             self.trainer.around_update = partial(memory.around_update, self.trainer)
+        self._fewer = FewerWorkers(self.trainer) if says_gain and session.is_first else None
         self.progress = Progress()
         self._step_seconds: deque[float] = deque(maxlen=TIMED_STEPS)
         self._all_seconds = 0.0
@@ -306,6 +310,10 @@ class Run:
             fault_point("step", step=share.batch.step)
             results = trainer.advance(share, choice, stop=self.stop_asked() != 0)
             self._step_seconds.append(time.perf_counter() - began)
+            if self._fewer is not None and len(self._step_seconds) == STEPS:
+                if words := self._fewer.words(list(self._step_seconds)):
+                    self.display.note(words)
+                self._fewer = None
             self._all_seconds += self._step_seconds[-1]
             self._examples += len(share.batch.examples)
             for result in results:

@@ -74,6 +74,8 @@ class Request(Overrides):
     """The command line, for run.json."""
     display: Callable[[], Watcher] | None = None
     """Makes what worker 0 shows; must pickle."""
+    says_gain: bool = False
+    """Say in the first steps what a smaller number of workers at most would gain."""
     elastic: bool = False
     """Workers keep the last step in memory, and begin with it."""
     source: bytes | None = field(default=None, repr=False)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from samepath.engine.comm.collective import Collective, Record
-from samepath.engine.comm.tensors import bits_of, same_bits
+from samepath.engine.comm.tensors import bits_of
 from samepath.engine.comm.tree_sum import TreeSum
 from samepath.errors import UserError
 from samepath.plan import Reduction
@@ -65,6 +65,7 @@ class BufferMerge:
         self._saved = [t.clone() for t in self._originals]
         self._bits = [bits_of(t.detach()) for t in self._originals]
         self._saved_bits = [bits_of(t) for t in self._saved]
+        self._places_in_memory = [bits.data_ptr() for bits in self._bits]
         # Buffers that have been averaged before, or surely will be, are added grain by grain, like
         # the gradients; another that needs it for the first time is added in a round of its own.
         self._known = [index for index in self._statistics if self._homes[index][0].training]
@@ -105,6 +106,7 @@ class BufferMerge:
         self._scales: list[float] = []
         self._alike: dict[int, Tensor] = {}
         """What the first grain that changed a buffer left."""
+        self._alike_bits: dict[int, Tensor] = {}
         self._written: dict[int, Tensor] = {}
         """Which values of a line of them the grains so far have written."""
         self._parts: set[int] = set()
@@ -157,9 +159,10 @@ class BufferMerge:
             if is_float and not self._one_grain:
                 self._look_for_queue(index, now, changes)
             if index not in self._alike:
-                self._alike[index] = now.clone()
+                self._alike[index] = kept = now.clone()
+                self._alike_bits[index] = bits_of(kept)
                 self._codes[index] = _MIXED if is_float and code == _UNCHANGED else _ALIKE
-            elif not same_bits(self._alike[index], now):
+            elif not torch.equal(self._alike_bits[index], bits_of(now)):
                 if not is_float:
                     self._refuse(index)
                 self._codes[index] = _MIXED
@@ -171,7 +174,7 @@ class BufferMerge:
             now = module._buffers[name]
             bits = self._bits[index]
             # replaced, or given other memory (buffer.data = ...)
-            if now is not self._originals[index] or now.data_ptr() != bits.data_ptr():
+            if now is not self._originals[index] or now.data_ptr() != self._places_in_memory[index]:
                 saved = self._saved[index]
                 if now is None or now.shape != saved.shape or now.dtype != saved.dtype:
                     raise UserError(
@@ -180,7 +183,7 @@ class BufferMerge:
                     )
                 bits = bits_of(now.detach())
             if not torch.equal(bits, self._saved_bits[index]):
-                changes[index] = now.detach()
+                changes[index] = now.detach() if now.requires_grad else now
             elif now is not self._originals[index]:  # replaced by its like
                 module._buffers[name] = self._originals[index]
         return changes

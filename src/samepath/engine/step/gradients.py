@@ -116,6 +116,7 @@ class GradientSum:
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
 
     def begin(self, division: Division) -> None:
         self._totals: Sums | None = None
@@ -158,7 +159,8 @@ class GradientSum:
 
     def refuse_own_backward(self) -> None:
         """Raise if a forward pass has left gradients."""
-        refuse_own_backward(dict(zip(self.names, self.parameters, strict=True)))
+        if any(parameter.grad is not None for parameter in self.parameters):
+            refuse_own_backward(dict(zip(self.names, self.parameters, strict=True)))
 
     def _before_backward(self, *, measure: bool, correction: float) -> None:
         """Arrange `.grad` so that autograd adds this grain to its pair, or starts afresh. `measure`
@@ -210,7 +212,7 @@ class GradientSum:
                 0 if gradient is None or before < 0 else gradient._version - before
                 for gradient, before in zip(gradients, self._versions, strict=True)
             ]
-        if self._merged:
+        if self._merged and max(self._pieces, default=0) > 1:
             for place in range(len(gradients)):
                 self._refuse_pieces(place)
         present = [gradient for gradient in gradients if gradient is not None]

@@ -139,7 +139,8 @@ class Stepper:
         self._buffers = BufferMerge(collective, model, exact=settings.exact)
         self._replicas = Replicas(collective, model)
         self._metric_names = MetricNames(collective)
-        self._outside = modules_outside(loss, model)
+        self.outside = modules_outside(loss, model)
+        """Modules that the loss has beside the model."""
         self._whole: WholeBatch | None = None
         if isinstance(loss, WholeBatchLoss):
             self._whole = WholeBatch(
@@ -516,7 +517,7 @@ class Stepper:
     def _before_first_step(self, given: WorkerBatch) -> LeftAlone:
         """Compare what workers make of the first grain; what the loss holds beside the model is
         returned, to be compared after the step."""
-        outside, batch, loader = LeftAlone(self._outside), given.batch, given.grains
+        outside, batch, loader = LeftAlone(self.outside), given.batch, given.grains
         if isinstance(loader, GrainLoader):
             if self.settings.compare_workers:
                 compute = partial(self._first_grain, batch, loader)
@@ -525,7 +526,7 @@ class Stepper:
             if not (batch.step or batch.num_grains == 1 or self._whole or self.settings.i_know):
                 self._refuse_not_a_mean(batch, loader)
             outside.put_back()
-        return LeftAlone(self._outside)
+        return LeftAlone(self.outside)
 
     def _refuse_not_a_mean(self, batch: Batch, loader: GrainLoader) -> None:
         sizes = [len(batch.grain(number)) for number in range(min(GRAINS, batch.num_grains))]
