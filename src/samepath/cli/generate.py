@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from samepath.cli import common
-from samepath.console import print_table, status
+from samepath.console import print_table, print_text, status
 from samepath.errors import UserError
 
 
@@ -104,12 +104,17 @@ def _generate_cubes(as_json: bool, **asked: Any) -> None:
                 "out": str(result.out),
                 "files": [str(result.picture)],
                 "count": len(result.made.volumes),
+                "parents": result.made.num_parents,
+                "held_out": result.num_held_out,
                 "nearest": result.nearest,
                 "told": result.told,
+                "notes": result.notes,
             }
         )
         return
     print_table(result.table)
+    for note in result.notes:
+        print_text(note)
     for path in (result.out, result.picture):
         click.echo(path)
 

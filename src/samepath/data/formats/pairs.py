@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from samepath.data.formats.dicom import pydicom, write_series
 from samepath.data.formats.images import simpleitk, write_nifti
+from samepath.data.formats.listing import check_side_mm
 from samepath.data.formats.numpy_files import read_masks
 from samepath.data.formats.scans import HOUNSFIELD
 from samepath.data.formats.volumes import load_volumes
@@ -97,12 +98,7 @@ def _spacings(
 ) -> NDArray[np.float64]:
     if given is not None or sides is None:
         return np.full(number, 1.0 if given is None else given)
-    if sides.dtype.kind not in "uif" or not (np.isfinite(sides) & (sides > 0)).all():
-        raise UserError(
-            f"{source}: side_mm must be a number above 0 for every volume; correct it, or give "
-            "--spacing"
-        )
-    return np.asarray(sides.astype(np.float64) / side)
+    return np.asarray(check_side_mm(sides, source, ", or give --spacing") / side)
 
 
 def _write_facts(

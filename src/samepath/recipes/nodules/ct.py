@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data import Draws
-from samepath.data.formats.listing import Listing, Rows, by, split_by_group, value_range
+from samepath.data.formats.listing import (
+    Listing,
+    Rows,
+    by,
+    check_side_mm,
+    split_by_group,
+    value_range,
+)
 from samepath.data.formats.numpy_files import load_arrays, read_arrays
 from samepath.errors import UserError
 from samepath.recipe import Recipe
@@ -47,6 +54,8 @@ FRAME = 1.25
 EDGE = 0.7
 """Voxels: standard deviation of the blur that softens a mask's edge."""
 TEST_SHARE, VALID_SHARE = 0.2, 0.15
+ROW = "file_row"
+"""The fact that says which row of its file a nodule is."""
 MIN_NODULES = 40
 """Fewer cannot be cut into three parts that say anything."""
 _HOW = "numpy.savez('cubes.npz', volume=array, mask=array)"
@@ -92,6 +101,9 @@ def nodules_ct(
         masks = torch.from_numpy(nodules.masks[rows])
         return torch.from_numpy(seen[rows]), torch.from_numpy(nodules.volumes[rows]), masks
 
+    def facts_of(rows: Rows) -> dict[str, NDArray[Any]]:
+        return {name: values[rows] for name, values in nodules.facts.items()} | {ROW: rows}
+
     return Recipe(
         model=lambda: DeepDensity(
             num_dims,
@@ -102,8 +114,8 @@ def nodules_ct(
         ),
         train=part(nodules.train),
         valid=part(nodules.valid),
-        train_facts={name: values[nodules.train] for name, values in nodules.facts.items()},
-        valid_facts={name: values[nodules.valid] for name, values in nodules.facts.items()},
+        train_facts=facts_of(nodules.train),
+        valid_facts=facts_of(nodules.valid),
         loss=frame_loss,
         predict=predict_frames,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.00105, fused=True),
@@ -157,6 +169,8 @@ def load_ct_nodules(path: Path) -> CtNodules:
     """Cubes and masks from a file, checked; measured facts; the three parts."""
     volumes, masks, known = _read(path)
     columns, groups = dict(known.facts), known.group
+    if "side_mm" in columns:
+        columns["side_mm"] = check_side_mm(columns["side_mm"], path)
     train, valid, test = three_parts(groups) if known.split is None else said_parts(known.split)
     if len(volumes) < MIN_NODULES or not (len(train) and len(valid)):
         raise UserError(

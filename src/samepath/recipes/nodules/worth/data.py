@@ -150,11 +150,13 @@ def generator_rows(real: RealNodules, rows: Rows) -> tuple[Rows, Rows]:
 
 
 def write_generator_data(path: Path, real: RealNodules, rows: Rows) -> None:
-    """The file that a fold's generator learns from."""
+    """The file that a fold's generator learns from. What else might name classes is left out, so
+    that all recipes learn the same two, those of `label`."""
     train, valid = generator_rows(real, rows)
     order = np.concatenate([train, valid])
     split = np.array(["train"] * len(train) + ["valid"] * len(valid))
-    known = {name: array[order] for name, array in real.arrays.items()}
+    other = ("category", "malignancy")
+    known = {name: array[order] for name, array in real.arrays.items() if name not in other}
     ours = {"volume": real.cubes[order], "group": real.groups[order], "split": split}
     write_npz(path, known | ours | {"label": real.label[order]})
 
