@@ -25,7 +25,7 @@ from samepath.engine.state.reopen import reopen
 from samepath.errors import UserError
 from samepath.files import content_hash, finite, folder_aside
 from samepath.recipe import Recipe
-from samepath.recipes.nodules.ct import Floats, Masks, as_intensities, check_cubes, check_masks
+from samepath.recipes.nodules.ct import Floats, as_intensities, check_cubes, check_masks
 from samepath.recipes.nodules.ct_generation import (
     FEW_PARENTS,
     CubeGenerator,
