@@ -2,12 +2,12 @@
 
     python benchmarks/nodules_worth.py ../shared/data/ct_nodules32.npz --work ../shared/worth
 
-15 generators, then 375 classifiers: about an hour and a half on two idle cores. Ctrl-C (or --minutes) ends a sitting; the same command goes on:
-what is finished is in --work and never repeated, and what was under way goes on from its
-checkpoint. With --side 16, cubes of 32 are averaged over 2 x 2 x 2 voxels (and masks with them)
-first, at an eighth of the cost. When all is done it writes benchmarks/results/nodules_worth.json,
-in which tables of other settings stay, in short, as what was tried. Then:
-python scripts/write_nodules_docs.py
+15 generators, then 375 classifiers: about an hour and a half on two idle cores. Ctrl-C (or
+--minutes) ends a sitting; the same command goes on: what is finished is in --work and never
+repeated, and what was under way goes on from its checkpoint. With --side 16, cubes of 32 are
+averaged over 2 x 2 x 2 voxels (and masks with them) first, at an eighth of the cost. When all is
+done it writes benchmarks/results/nodules_worth.json, in which tables of other settings stay, in
+short, as what was tried. Then: python scripts/write_nodules_docs.py
 """
 
 from __future__ import annotations
