@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from samepath.cli.generate import generate
 from samepath.cli.pairs import pairs
 from samepath.data import Draws
 from samepath.data.formats.images import simpleitk
+from samepath.data.formats.pairs import write_pairs
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
+from samepath.recipe import find_recipe
 from samepath.recipes.nodules import ct
 from samepath.recipes.nodules.ct_files import CubesRequest, write_cubes
 from samepath.recipes.nodules.ct_generation import (
@@ -26,6 +29,7 @@ from samepath.recipes.nodules.ct_generation import (
     generate_cubes,
 )
 from samepath.recipes.nodules.surroundings import with_nodule, without_nodule
+from samepath.recipes.nodules.worth.data import load_real
 
 SIDE = 16
 Arrays = dict[str, Any]
@@ -199,7 +203,8 @@ BAD = [
     ({"volume": np.full((60, 16, 16, 16), np.nan)}, r"volume of row 0 holds NaN"),
     ({"mask": np.zeros((60, 16, 16, 16), bool)}, r"mask of row 0 is empty \(60 of 60 are\)"),
     ({"mask": np.full((60, 16, 16, 16), 3)}, r"mask holds values beside 0 and 1"),
-    ({"mask": None}, r"must hold volume and mask; it holds volume \(60, 16, 16, 16\)"),
+    ({"volume": None}, r"must hold volume; it holds mask \(60, 16, 16, 16\)"),
+    ({"mask": None}, r"bad.npz holds no masks; save one with"),
 ]
 
 
@@ -212,6 +217,28 @@ def test_data_that_do_not_fit_are_refused_in_one_line(
     with pytest.raises(UserError, match=message) as caught:
         ct.nodules_ct(tmp_path / "bad.npz")
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_pairs_is_data_and_surroundings(run_in_mm: Path, tmp_path: Path) -> None:
+    """What `samepath pairs` writes comes back: voxels, masks, classes and millimetres."""
+    folder = tmp_path / "pairs"
+    write_pairs(run_in_mm.parent / "cubes.npz", folder)
+    given, again = (ct.load_ct_nodules(path) for path in (run_in_mm.parent / "cubes.npz", folder))
+    assert np.array_equal(again.masks, given.masks)
+    assert np.allclose(again.volumes, given.volumes / 255, atol=1e-5)
+    for name in ("label", "side_mm", "diameter", "category"):
+        assert again.facts[name].tolist() == given.facts[name].tolist()
+    real = load_real(folder)
+    assert np.array_equal(real.arrays["mask"], given.masks)
+    assert find_recipe("nodules-small", str(folder)).train_facts["label"].size > 0
+    asked: Arrays = {"run": run_in_mm, "count": 2, "judge": False, "into": folder}
+    write_cubes(CubesRequest(out=tmp_path / "new.npz", **asked))
+    with np.load(tmp_path / "new.npz") as made:
+        assert np.array_equal(made["side_mm"], SIDES[made["host"]])
+    for mask in folder.glob("*-mask.nii.gz"):
+        mask.unlink()
+    with pytest.raises(UserError, match=r"pairs holds no masks; .* a.nii.gz and a-mask.nii.gz"):
+        ct.nodules_ct(folder)
 
 
 # ---- surroundings
@@ -330,8 +357,6 @@ def test_the_spacing_of_into_is_read(run_in_mm: Path, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"--into has no side_mm, and the run's nodules have mill"):
         write_cubes(into())
-    with pytest.raises(UserError, match=r"side_mm must be one number for each of the cubes"):
-        write_cubes(into(side_mm=np.array(8.0)))
     with pytest.raises(UserError, match=r"side_mm must be a number above 0 for every volume"):
         write_cubes(into(side_mm=np.zeros(6)))
     write_cubes(into(side_mm=np.full(6, 12.0), mask=given["mask"]))
@@ -387,6 +412,19 @@ def test_what_cannot_be_made_is_said_and_nothing_written(run: Path, tmp_path: Pa
         assert isinstance(result.exception, UserError)
         assert message in str(result.exception)
         assert not list(tmp_path.iterdir())
+
+
+def test_the_names_of_the_issue_say_what_to_type(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["worth", "runs/ct", "--data", "my cubes.npz"], ["turing", "a.npz", "b.npz"]):
+        result = CliRunner().invoke(generate, words)
+        said = f"{words[0]} is a command of its own; type: samepath {shlex.join(words)}"
+        assert str(result.exception) == said
+    result = CliRunner().invoke(generate, [str(run), "--count", "1", "--no-judge"])
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-2:] == ["new.npz", "new.cubes.png"]
 
 
 def test_the_bits_are_the_same_at_two_and_three_workers(data: Path) -> None:

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from samepath.console import count
+from samepath.data.content import fingerprint_path
 from samepath.data.formats.listing import check_side_mm
-from samepath.data.formats.numpy_files import load_arrays
 from samepath.engine.checks.fingerprints import versions
 from samepath.engine.state.checkpoint import Epoch
 from samepath.engine.state.reopen import reopen
 from samepath.errors import UserError
 from samepath.files import content_hash, finite, folder_aside
 from samepath.recipe import Recipe
-from samepath.recipes.nodules.ct import Floats, as_intensities, check_cubes, check_masks
+from samepath.recipes.nodules.ct import Floats, as_intensities, read_cubes
 from samepath.recipes.nodules.ct_generation import (
     FEW_PARENTS,
     CubeGenerator,
@@ -37,7 +37,6 @@ from samepath.recipes.nodules.judgement import QUANTILES, measure, two_sample
 
 NUM_DRAWN = 36
 MIN_JUDGED = 20
-_HOW = "numpy.savez('cubes.npz', volume=array)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +149,7 @@ def write_cubes(request: CubesRequest) -> CubesResult:
         "category": request.category or "all",
         "facts": {name: list(of) for name, of in request.wish.items()},
         "into": None if request.into is None else str(request.into.resolve()),
-        "into_sha256": None if request.into is None else content_hash(request.into),
+        "into_sha256": request.into and _hash_of(request.into),
         "seed": request.seed,
         "parents": made.num_parents,
         "held_out": len(real),
@@ -184,6 +183,10 @@ def write_cubes(request: CubesRequest) -> CubesResult:
         told=told,
         notes=tuple(notes),
     )
+
+
+def _hash_of(path: Path) -> str:
+    return content_hash(path) if path.is_file() else fingerprint_path(path)
 
 
 def _few_parents(made: GeneratedCubes) -> Iterator[str]:
@@ -227,15 +230,9 @@ def _refuse(request: CubesRequest) -> Path:
 def _read_hosts(path: Path) -> Surroundings:
     """Cubes that nodules are put into, with the masks of nodules that are in them and the cubes'
     sides in millimetres, where the file has such."""
-    if not path.is_file() or path.suffix != ".npz":
-        raise UserError(f"--into {path}: give an .npz file with volume, and mask where it has any")
-    arrays = load_arrays(path, _HOW)
-    if "volume" not in arrays:
-        raise UserError(f"--into {path} holds no volume, only {', '.join(arrays) or 'nothing'}")
-    volumes = check_cubes(arrays["volume"], path)
-    masks = check_masks(arrays["mask"], volumes, path) if "mask" in arrays else None
-    sides = arrays.get("side_mm")
-    if sides is not None and sides.shape != (len(volumes),):
-        raise UserError(f"--into {path}: side_mm must be one number for each of the cubes")
+    if not path.exists():
+        raise UserError(f"--into {path}: no such file or folder; give cubes.npz, say")
+    volumes, masks, known = read_cubes(path)
+    sides = known.facts.get("side_mm")
     side_mm = None if sides is None else check_side_mm(sides, path)
     return Surroundings(as_intensities(volumes), masks, side_mm)

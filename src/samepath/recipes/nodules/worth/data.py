@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.formats.listing import split_by_group
-from samepath.data.formats.numpy_files import read_masks
-from samepath.data.formats.volumes import load_volumes
+from samepath.data.formats.volumes import load_masks, load_volumes
 from samepath.errors import UserError
 from samepath.output.predict import write_npz
 from samepath.recipes.nodules.classifier import two_classes
@@ -65,10 +64,9 @@ def load_real(path: Path) -> RealNodules:
     if len(set(label.tolist())) < 2:
         raise UserError(f"{path}: all nodules have one class; give nodules of two")
     arrays: dict[str, NDArray[Any]] = dict(volumes.facts)
-    if path.suffix == ".npz":
-        mask = read_masks(path, volumes.cubes.shape)
-        if mask is not None:
-            arrays["mask"] = mask
+    mask = load_masks(path, volumes.cubes.shape)
+    if mask is not None:
+        arrays["mask"] = mask
     arrays.pop("augment", None)
     return RealNodules(
         path=path,
