@@ -379,23 +379,29 @@ def test_they_are_judged_by_nodules_like_them(
     assert few.num_held_out == ones
     assert few.table[0][2] == f"{ones} held out"
     assert few.told is None
-    assert f"not told apart: {ones} held-out and 3 new nodules" in few.notes[0]
+    assert few.table[1][2] == few.table[2][1] == ""
+    assert few.notes == (
+        f"{ones} held-out nodules of this class and in these ranges: too few to judge by (at least "
+        "20)",
+    )
     monkeypatch.setattr("samepath.recipes.nodules.ct_files.MIN_JUDGED", ones)
     told = write_cubes(CubesRequest(run=run, out=tmp_path / "b.npz", count=20, category="1")).told
     assert told is not None
     assert told["num_examples"] == 2 * ones
+    less = write_cubes(CubesRequest(run=run, out=tmp_path / "c.npz", count=1, category="1"))
+    assert less.notes == (f"1 new nodule: too few to judge (at least {ones})",)
 
 
-def test_few_parents_are_said(run: Path, tmp_path: Path) -> None:
+def test_few_parents_are_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Arrays = {"run": run, "count": 3, "judge": False}
     many = write_cubes(CubesRequest(out=tmp_path / "many.npz", **asked))
-    assert many.notes == ()
+    assert not any("variants" in note for note in many.notes)
     sizes = np.sort(reopen(run).recipe.train_facts["diameter"])
     wish = {"diameter": (float(sizes[-4]), float(sizes[-1]))}
     few = write_cubes(CubesRequest(out=tmp_path / "few.npz", wish=wish, **asked))
-    assert few.notes == (
+    assert few.notes[0] == (
         "only 4 training nodules of this class and in these ranges: the 3 new ones are variants of "
-        "so few",
+        "so few"
     )
 
 

@@ -86,8 +86,8 @@ def generate(
     and a classifier that tries to tell them apart.
 
     A run of nodules-ct makes CT cubes and masks: new nodules in the surroundings of real cubes, in
-    the place of the nodules there, if any. Its diameters are measured and lie in --diameter. Then:
-    samepath pairs (NIfTI, DICOM), samepath worth (do they help?), samepath turing (a reader's test).
+    the place of the nodules there, if any. Its diameters are measured and lie in --diameter. Then
+    samepath pairs writes NIfTI or DICOM, worth measures whether they help, turing asks a reader.
 
     \b
     Examples:

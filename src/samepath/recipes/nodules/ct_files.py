@@ -69,7 +69,7 @@ class CubesResult:
     nearest: dict[str, float]
     """Median distance to the nearest training nodule: of new nodules, and of real ones held out;
     and the share of new ones (`copies`) that are closer than all but 1% of the real ones. NaN where
-    nothing like them was held out."""
+    too few like them were held out."""
     num_held_out: int
     """Held-out nodules of the class and in the ranges that were asked for: all it is judged by."""
     told: dict[str, Any] | None
@@ -80,7 +80,7 @@ class CubesResult:
 
     @property
     def table(self) -> list[list[str]]:
-        near, known = self.nearest, self.num_held_out > 0
+        near, known = self.nearest, self.num_held_out >= MIN_JUDGED
         rows = [
             ["", "generated", f"{self.num_held_out} held out", "reading"],
             [
@@ -125,15 +125,19 @@ def write_cubes(request: CubesRequest) -> CubesResult:
     seen, cubes = (part.numpy()[alike] for part in held_out[:2])
     away, nearest = generator.nearness(made.frames), dict.fromkeys(("held_out", "copies"), np.nan)
     nearest["generated"] = float(np.median(away))
-    if len(alike):
+    if len(alike) >= MIN_JUDGED:
         of_real = generator.nearness(seen)
         nearest["held_out"] = float(np.median(of_real))
         nearest["copies"] = float(np.mean(away < np.quantile(of_real, QUANTILES[0])))
     real, told, notes = as_intensities(cubes), None, list(_few_parents(made))
-    if request.judge and min(len(real), request.count) < MIN_JUDGED:
+    if len(real) < MIN_JUDGED:
         notes.append(
-            f"not told apart: {len(real)} held-out and {request.count} new nodules; each must be "
-            f"at least {MIN_JUDGED}"
+            f"{count(len(real), 'held-out nodule')} of this class and in these ranges: too few to "
+            f"judge by (at least {MIN_JUDGED})"
+        )
+    elif request.judge and request.count < MIN_JUDGED:
+        notes.append(
+            f"{count(request.count, 'new nodule')}: too few to judge (at least {MIN_JUDGED})"
         )
     elif request.judge:
         request.tell("judging them against held-out cubes")
