@@ -157,9 +157,9 @@ def verdict(pairs: Sequence[PairResult], num_seeds: int) -> str:
     most = max(asked, key=lambda pair: pair.auc.mean)
     few = f" {count(num_seeds, 'seed')} may be too few to see any." * (num_seeds < MIN_SEEDS)
     return (
-        f"It did not help: in none of {len(asked)} comparisons did generated nodules change the "
-        f"AUC by more than chance would (p < {LEVEL:g}, corrected for their number).{few} Largest "
-        f"gain: {_said(most)}."
+        "It did not help: generated nodules changed the AUC by no more than chance would (p < "
+        f"{LEVEL:g}, corrected for {count(len(asked), 'comparison')}).{few} Largest gain: "
+        f"{_said(most)}."
     )
 
 
