@@ -327,8 +327,8 @@ def stack_nifti(folder: Path) -> Volumes:
         low, high = (np.asarray(facts.pop(name), np.float64) for name in _WINDOW)
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
             raise UserError(f"{folder / 'facts.csv'}: every window_low must be below window_high")
-        low, high = (each.astype(np.float32)[:, None, None, None] for each in (low, high))
-        cubes = ((cubes.astype(np.float32) - low) / (high - low)).clip(0.0, 1.0)
+        first, width = (each.astype(np.float32)[:, None, None, None] for each in (low, high - low))
+        cubes = ((cubes.astype(np.float32) - first) / width).clip(0.0, 1.0)
     elif _mask_files(files) and cubes.dtype != np.uint8 and (cubes.min() < 0 or cubes.max() > 1):
         raise UserError(
             f"{folder}: values reach from {cubes.min():g} to {cubes.max():g}, not from 0 to 1; "
