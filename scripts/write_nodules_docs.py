@@ -144,7 +144,10 @@ def of_data(ways: dict[str, Any]) -> list[str]:
         ways.get(name) for name in ("mirrored and turned", "mirrored and turned, half of the cubes")
     )
     if whole is None or half is None:
-        return []
+        return [
+            "What of it is data is not known: training on mirrored and turned cubes, and on half of "
+            "them, is in the script and has not been run to its end."
+        ]
     first, second = whole["test loss"], half["test loss"]
     return [
         f"What of it is data: mirrored and turned, {half['training cubes']} cubes come to a test "
