@@ -145,8 +145,8 @@ def of_data(ways: dict[str, Any]) -> list[str]:
     )
     if whole is None or half is None:
         return [
-            "What of it is data is not known: training on mirrored and turned cubes, and on half of "
-            "them, is in the script and has not been run to its end."
+            "What of it is data is not known: training on mirrored and turned cubes, and on half "
+            "of them, is in the script and has not been run to its end."
         ]
     first, second = whole["test loss"], half["test loss"]
     return [
