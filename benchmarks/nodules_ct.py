@@ -42,6 +42,7 @@ from samepath.recipes.nodules.judgement import QUANTILES, TwoSample, measure, tw
 from samepath.recipes.nodules.surroundings import layers
 
 COUNT = 300
+GRAIN = ["spread", "roughness", "surface minus core", "steepness of the edge"]
 GOALS = {"reconstructions": 0.60, "generated": 0.65}
 ROUNDS, BATCH, SIDE, COMPONENTS = 5, 8, 32, 50
 
@@ -119,6 +120,12 @@ def judge_part(generator: CubeGenerator, cubes: np.ndarray, masks: Masks, seed: 
             "real, of training": told_by(
                 grain(generator.volumes, generator.masks), grain(real, masks)
             ),
+        },
+        "grain, means": {
+            "numbers": GRAIN,
+            "reconstructions": grain(again, masks).mean(0).tolist(),
+            "generated": grain(made.volumes, made.masks).mean(0).tolist(),
+            "real": grain(real, masks).mean(0).tolist(),
         },
         "nearest training nodule, median": {n: float(np.median(of)) for n, of in away.items()},
         "copies": {n: float(np.mean(of < near)) for n, of in away.items()},

@@ -16,6 +16,7 @@ from samepath.recipe import Recipe
 from samepath.strategies import BUILT_IN, find_strategy
 from write_bring_docs import run as run_script
 from write_insight_docs import render as render_advice
+from write_nodules_docs import render as render_nodules
 from write_promise_docs import render as render_promise
 from write_readme import PAGES as FILLED
 from write_readme import diff
@@ -197,6 +198,11 @@ def test_own_loop_differs_in_at_most_ten_lines() -> None:
 def test_the_advice_shows_what_benchmarks_found() -> None:
     text = (ROOT / "docs" / "advise.md").read_text()
     assert text == render_advice(text), "run: python scripts/write_insight_docs.py"
+
+
+def test_the_nodules_show_what_benchmarks_found() -> None:
+    text = (ROOT / "docs" / "nodules.md").read_text()
+    assert text == render_nodules(text), "run: python scripts/write_nodules_docs.py"
 
 
 def test_the_promise_lists_every_construct_that_is_tested() -> None:

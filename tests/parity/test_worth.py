@@ -91,3 +91,25 @@ def test_same_bits_at_any_number_of_workers_and_after_a_stop(data: Path, tmp_pat
     request = StudyRequest(recipe="nodules-classifier", data=str(data), out=tmp_path / "1")
     with pytest.raises(UserError, match="holds another study: times"):
         measure_worth(request, replace(ASKED, times=2.0), SilentWatcher(), num_workers=1)
+
+
+def test_nodules_in_their_surroundings_are_compared_too(data: Path, tmp_path: Path) -> None:
+    """`nodules-ct`, on nodules with masks and with a category that is not their label."""
+    with np.load(data) as arrays:
+        np.savez(tmp_path / "balls.npz", **arrays, category=np.repeat(["a", "b", "c"], 40))
+    request = StudyRequest(
+        recipe="nodules-classifier", data=str(tmp_path / "balls.npz"), out=tmp_path / "out"
+    )
+    asked = replace(ASKED, generator="nodules-ct", arms=("generated",))
+    found = measure_worth(request, asked, SilentWatcher(), num_workers=2)
+    assert len(found.generators) == len(found.runs) == 2
+    assert found.verdict.startswith("Nothing was asked")
+    for fold in (1, 2):
+        made = np.load(tmp_path / "out" / "made" / f"fold{fold}-100.npz")
+        seen = np.load(tmp_path / "out" / "data" / f"fold{fold}-100-generator.npz")
+        assert made["volume"].shape == seen["volume"].shape
+        assert made["volume"].dtype == np.uint8
+        assert np.bincount(made["label"]).tolist() == np.bincount(seen["label"]).tolist()
+        assert not {cube.tobytes() for cube in made["volume"]} & {
+            cube.tobytes() for cube in np.load(data)["volume"]
+        }

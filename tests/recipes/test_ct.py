@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,23 @@ import torch
 from click.testing import CliRunner
 
 from samepath.cli.generate import generate
+from samepath.cli.pairs import pairs
 from samepath.data import Draws
+from samepath.data.formats.images import simpleitk
+from samepath.data.formats.pairs import write_pairs
 from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
+from samepath.recipe import find_recipe
 from samepath.recipes.nodules import ct
 from samepath.recipes.nodules.ct_files import CubesRequest, write_cubes
-from samepath.recipes.nodules.ct_generation import CubeGenerator, generate_cubes
+from samepath.recipes.nodules.ct_generation import (
+    CubeGenerator,
+    Surroundings,
+    generate_cubes,
+)
 from samepath.recipes.nodules.surroundings import with_nodule, without_nodule
+from samepath.recipes.nodules.worth.data import load_real
 
 SIDE = 16
 Arrays = dict[str, Any]
@@ -92,8 +102,10 @@ def test_new_nodules_are_of_the_class_and_the_size_that_were_asked_for(
     diameters = ct.sphere_diameter(made.masks.sum((1, 2, 3)))
     assert ((diameters >= 6.0) & (diameters <= 8.0)).all()
     np.testing.assert_allclose(made.facts["diameter"], diameters)
-    assert (generator.category[made.parents] == "1").all()
     assert (made.hosts != made.parents[:, 0]).all()
+    row_of = {int(row): number for number, row in enumerate(generator.file_rows)}
+    parents = [row_of[int(row)] for row in made.parents.ravel()]
+    assert (generator.category[parents] == "1").all()
     inside = [volume[mask].mean() for volume, mask in zip(made.volumes, made.masks, strict=True)]
     grey = generator.generate(12, category="0", seed=1)
     of_grey = [volume[mask].mean() for volume, mask in zip(grey.volumes, grey.masks, strict=True)]
@@ -191,7 +203,8 @@ BAD = [
     ({"volume": np.full((60, 16, 16, 16), np.nan)}, r"volume of row 0 holds NaN"),
     ({"mask": np.zeros((60, 16, 16, 16), bool)}, r"mask of row 0 is empty \(60 of 60 are\)"),
     ({"mask": np.full((60, 16, 16, 16), 3)}, r"mask holds values beside 0 and 1"),
-    ({"mask": None}, r"must hold volume and mask; it holds volume \(60, 16, 16, 16\)"),
+    ({"volume": None}, r"must hold volume; it holds mask \(60, 16, 16, 16\)"),
+    ({"mask": None}, r"bad.npz holds no masks; save one with"),
 ]
 
 
@@ -204,6 +217,28 @@ def test_data_that_do_not_fit_are_refused_in_one_line(
     with pytest.raises(UserError, match=message) as caught:
         ct.nodules_ct(tmp_path / "bad.npz")
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_pairs_is_data_and_surroundings(run_in_mm: Path, tmp_path: Path) -> None:
+    """What `samepath pairs` writes comes back: voxels, masks, classes and millimetres."""
+    folder = tmp_path / "pairs"
+    write_pairs(run_in_mm.parent / "cubes.npz", folder)
+    given, again = (ct.load_ct_nodules(path) for path in (run_in_mm.parent / "cubes.npz", folder))
+    assert np.array_equal(again.masks, given.masks)
+    assert np.allclose(again.volumes, given.volumes / 255, atol=1e-5)
+    for name in ("label", "side_mm", "diameter", "category"):
+        assert again.facts[name].tolist() == given.facts[name].tolist()
+    real = load_real(folder)
+    assert np.array_equal(real.arrays["mask"], given.masks)
+    assert find_recipe("nodules-small", str(folder)).train_facts["label"].size > 0
+    asked: Arrays = {"run": run_in_mm, "count": 2, "judge": False, "into": folder}
+    write_cubes(CubesRequest(out=tmp_path / "new.npz", **asked))
+    with np.load(tmp_path / "new.npz") as made:
+        assert np.array_equal(made["side_mm"], SIDES[made["host"]])
+    for mask in folder.glob("*-mask.nii.gz"):
+        mask.unlink()
+    with pytest.raises(UserError, match=r"pairs holds no masks; .* a.nii.gz and a-mask.nii.gz"):
+        ct.nodules_ct(folder)
 
 
 # ---- surroundings
@@ -254,11 +289,120 @@ def test_nodules_go_into_cubes_that_had_none(generator: CubeGenerator) -> None:
     random = np.random.default_rng(0)
     empty = (0.1 + 0.02 * random.standard_normal((2, 16, 16, 16))).clip(0, 1).astype(np.float32)
     empty[:, :, :, 9:] = 0.9
-    made = generator.generate(4, wish={"diameter": (4.0, 6.0)}, into=(empty, None))
+    made = generator.generate(4, wish={"diameter": (4.0, 6.0)}, into=Surroundings(empty))
     assert made.masks.any((1, 2, 3)).all()
     for volume, mask in zip(made.volumes, made.masks, strict=True):
         assert (volume > 0.8).sum() >= 0.95 * (empty[0] > 0.8).sum(), "the wall is still there"
         assert volume[mask].mean() > 0.2
+
+
+def test_cubes_with_nodules_of_another_file_give_their_surroundings(
+    generator: CubeGenerator,
+) -> None:
+    given = made_nodules(6, seed=5)
+    cubes = Surroundings(ct.as_intensities(given["volume"]), given["mask"])
+    made = generator.generate(4, wish={"diameter": (4.0, 8.0)}, into=cubes)
+    for row, volume, mask in zip(made.hosts, made.volumes, made.masks, strict=True):
+        before, old = cubes.volumes[row], given["mask"][row]
+        away = (np.sort(volume[~mask])[:100] - np.sort(before[~old])[:100]).mean()
+        assert abs(away) < 0.05, "the host's own background"
+        assert mask.any()
+    with pytest.raises(UserError, match=r"--into has side_mm, and the run's nodules know no"):
+        generator.generate(1, into=cubes._replace(side_mm=np.full(6, 20.0)))
+
+
+# ---- millimetres
+
+SIDES = np.where(np.arange(60) % 2, 16.0, 32.0)
+"""Voxels of 1 and of 2 mm."""
+
+
+@pytest.fixture(scope="module")
+def run_in_mm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mm") / "cubes.npz"
+    np.savez(path, **made_nodules(), side_mm=SIDES)
+    return trained(path, path.parent / "run")
+
+
+def test_sizes_are_the_hosts_millimetres(run_in_mm: Path, tmp_path: Path) -> None:
+    """Parents and hosts of other voxels than each other's: what is written is true of the host."""
+    asked: Arrays = {"run": run_in_mm, "count": 12, "judge": False, "wish": {"diameter": (7, 12)}}
+    write_cubes(CubesRequest(out=tmp_path / "new.npz", **asked))
+    with np.load(tmp_path / "new.npz") as made, np.load(run_in_mm.parent / "cubes.npz") as given:
+        sides = made["side_mm"]
+        assert set(sides) == {16.0, 32.0}
+        assert np.array_equal(sides, SIDES[made["host"]]), "rows of the file"
+        assert (sides != SIDES[made["parent"]]).any(), "the two are mixed"
+        truly = sides / SIDE * ct.sphere_diameter(made["mask"].sum((1, 2, 3)))
+        np.testing.assert_allclose(made["diameter"], truly)
+        assert ((truly >= 7) & (truly <= 12)).all()
+        assert np.array_equal(given["label"][made["parent"]].astype(str), made["category"])
+    out = tmp_path / "pairs"
+    result = CliRunner().invoke(pairs, [str(tmp_path / "new.npz"), "--out", str(out)])
+    assert result.exit_code == 0
+    assert "counts as 1 mm" not in result.output
+    image = simpleitk().ReadImage(str(out / "nodule-000.nii.gz"))
+    assert image.GetSpacing() == (sides[0] / SIDE,) * 3
+
+
+def test_the_spacing_of_into_is_read(run_in_mm: Path, tmp_path: Path) -> None:
+    given = made_nodules(6, seed=5)
+    volume = given["volume"]
+
+    def into(**more: Any) -> CubesRequest:
+        np.savez(tmp_path / "hosts.npz", volume=volume, **more)
+        asked: Arrays = {"run": run_in_mm, "count": 3, "judge": False}
+        asked |= {"into": tmp_path / "hosts.npz", "wish": {"diameter": (5, 8)}}
+        return CubesRequest(out=tmp_path / "new.npz", **asked)
+
+    with pytest.raises(UserError, match=r"--into has no side_mm, and the run's nodules have mill"):
+        write_cubes(into())
+    with pytest.raises(UserError, match=r"side_mm must be a number above 0 for every volume"):
+        write_cubes(into(side_mm=np.zeros(6)))
+    write_cubes(into(side_mm=np.full(6, 12.0), mask=given["mask"]))
+    with np.load(tmp_path / "new.npz") as made:
+        assert made["side_mm"].tolist() == [12.0] * 3
+        truly = 12.0 / SIDE * ct.sphere_diameter(made["mask"].sum((1, 2, 3)))
+        np.testing.assert_allclose(made["diameter"], truly)
+
+
+# ---- what is said of them
+
+
+def test_they_are_judged_by_nodules_like_them(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = reopen(run).recipe.valid_facts
+    ones = int((held_out["category"] == "1").sum())
+    assert 0 < ones < len(held_out["category"])
+    few = write_cubes(CubesRequest(run=run, out=tmp_path / "a.npz", count=3, category="1"))
+    assert few.num_held_out == ones
+    assert few.table[0][2] == f"{ones} held out"
+    assert few.told is None
+    assert few.table[1][2] == few.table[2][1] == ""
+    assert few.notes == (
+        f"{ones} held-out nodules of this class and in these ranges: too few to judge by (at least "
+        "20)",
+    )
+    monkeypatch.setattr("samepath.recipes.nodules.ct_files.MIN_JUDGED", ones)
+    told = write_cubes(CubesRequest(run=run, out=tmp_path / "b.npz", count=20, category="1")).told
+    assert told is not None
+    assert told["num_examples"] == 2 * ones
+    less = write_cubes(CubesRequest(run=run, out=tmp_path / "c.npz", count=1, category="1"))
+    assert less.notes == (f"1 new nodule: too few to judge (at least {ones})",)
+
+
+def test_few_parents_are_said(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Arrays = {"run": run, "count": 3, "judge": False}
+    many = write_cubes(CubesRequest(out=tmp_path / "many.npz", **asked))
+    assert not any("variants" in note for note in many.notes)
+    sizes = np.sort(reopen(run).recipe.train_facts["diameter"])
+    wish = {"diameter": (float(sizes[-4]), float(sizes[-1]))}
+    few = write_cubes(CubesRequest(out=tmp_path / "few.npz", wish=wish, **asked))
+    assert few.notes[0] == (
+        "only 4 training nodules of this class and in these ranges: the 3 new ones are variants of "
+        "so few"
+    )
 
 
 def test_what_cannot_be_made_is_said_and_nothing_written(run: Path, tmp_path: Path) -> None:
@@ -274,6 +418,19 @@ def test_what_cannot_be_made_is_said_and_nothing_written(run: Path, tmp_path: Pa
         assert isinstance(result.exception, UserError)
         assert message in str(result.exception)
         assert not list(tmp_path.iterdir())
+
+
+def test_the_names_of_the_issue_say_what_to_type(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["worth", "runs/ct", "--data", "my cubes.npz"], ["turing", "a.npz", "b.npz"]):
+        result = CliRunner().invoke(generate, words)
+        said = f"{words[0]} is a command of its own; type: samepath {shlex.join(words)}"
+        assert str(result.exception) == said
+    result = CliRunner().invoke(generate, [str(run), "--count", "1", "--no-judge"])
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-2:] == ["new.npz", "new.cubes.png"]
 
 
 def test_the_bits_are_the_same_at_two_and_three_workers(data: Path) -> None:

@@ -4,6 +4,7 @@ tests/parity/test_worth.py.)"""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from samepath.data import Draws
 from samepath.errors import UserError
 from samepath.recipe import find_recipe
 from samepath.recipes.nodules.classifier import SmallResNet, augment_flagged
+from samepath.recipes.nodules.recipe import categories
 from samepath.recipes.nodules.worth.compare import (
     RESAMPLES,
     ArmSetting,
@@ -71,6 +73,24 @@ def test_a_generator_sees_nothing_that_is_held_out(real: RealNodules, tmp_path: 
     known = {cube.tobytes() for cube in real.cubes[folds[0].train[50]]}
     assert {cube.tobytes() for cube in written["volume"]} == known
     assert written["mask"].shape == written["volume"].shape
+
+
+@pytest.mark.parametrize("generator", ["nodules-small", "nodules-ct"])
+@pytest.mark.parametrize(
+    "more", [{"category": np.repeat(["a", "b", "c"], 40)}, {"malignancy": np.arange(120) % 5 + 1}]
+)
+def test_classes_are_those_of_label_whatever_else_names_some(
+    tmp_path: Path, generator: str, more: dict[str, Any]
+) -> None:
+    """A generator's training nodules of one label have one category, so that it can make some."""
+    known = load_real(write_nodules(tmp_path / "a.npz", **more))
+    (fold, *_) = split_real(known, folds=2, percents=(100,), seed=0, generates=False)
+    write_generator_data(tmp_path / "g.npz", known, fold.train[100])
+    facts = find_recipe(generator, str(tmp_path / "g.npz")).train_facts
+    names = categories(facts)
+    assert names is not None
+    pairs = set(zip(facts["label"].tolist(), names.tolist(), strict=True))
+    assert len(pairs) == len(set(names)) == 2
 
 
 def test_the_data_of_a_classifier(real: RealNodules, tmp_path: Path) -> None:
@@ -219,9 +239,24 @@ def test_a_gain_is_found_and_its_absence_too() -> None:
         assert (pair.p < 0.01) == helped
         assert (pair.p_folds < 0.05) == helped
         assert pair.p_corrected == pair.p
-        assert verdict(pairs).startswith("They helped" if helped else "It did not help")
+        assert verdict(pairs, 3).startswith("They helped" if helped else "It did not help")
     _, (worse,) = compare(scored(-1.0), SIZES)
-    assert verdict([worse]).startswith("They did not help, they hurt")
+    assert verdict([worse], 3).startswith("They did not help, they hurt")
+
+
+def test_a_verdict_is_certain_where_both_tests_agree() -> None:
+    """Two folds that differ: resamples of nodules are sure, the test over folds is not."""
+    _, (pair,) = compare(scored(1.5), SIZES)
+    apart = replace(pair, p_corrected=0.0085, p_folds=0.48)
+    said = verdict([apart], 5)
+    assert said.startswith("Not certain, the test over folds does not agree: beside real ones")
+    assert said.endswith("p 0.0085, over folds 0.48).")
+    assert verdict([apart, replace(pair, percent=50)], 5).startswith("They helped: beside real ")
+    assert "In 1 of 2 comparisons no certain" in verdict([apart, replace(pair, percent=50)], 5)
+    assert verdict([pair], 2).startswith("Not certain, with 2 seeds (give at least 3): beside")
+    _, (nothing,) = compare(scored(0.0), SIZES)
+    assert "1 seed may be too few to see any." in verdict([nothing], 1)
+    assert "too few" not in verdict([nothing], 3)
 
 
 def test_the_same_numbers_every_time_and_whole_groups() -> None:
@@ -252,4 +287,4 @@ def test_holms_correction_is_over_the_questions() -> None:
     assert asked[0].p_corrected == pytest.approx(min(1.0, 2 * asked[0].p))
     assert asked[1].p_corrected == 1.0
     assert found["synthetic", "real"].p_corrected is None
-    assert json.loads(json.dumps(verdict(pairs)))
+    assert json.loads(json.dumps(verdict(pairs, 3)))

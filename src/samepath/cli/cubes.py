@@ -51,10 +51,11 @@ def cubes(
 ) -> None:
     """Make a folder of equal cubes of SOURCE, for samepath train nodules --data.
 
-    SOURCE is a LUNA16 folder (annotations.csv, .mhd scans anywhere below: one cube around each
-    nodule), a folder of NIfTI images (one cube of each, around its centre), or an .npz or .npy
-    file of volumes (padded to cubes). Scans that cannot be read are listed, not fatal; values and
-    sizes that look wrong are warned of, and preview.png in the folder shows some of the cubes.
+    SOURCE is a LUNA16 folder (annotations.csv, .mhd scans or DICOM series anywhere below: one cube
+    around each nodule), a folder of NIfTI images or of DICOM series (one cube of each, around its
+    centre), or an .npz or .npy file of volumes (padded to cubes). Scans that cannot be read are
+    listed, not fatal; values and sizes that look wrong are warned of, and preview.png in the folder
+    shows some of the cubes.
 
     \b
     Examples:

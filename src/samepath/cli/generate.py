@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 
 from samepath.cli import common
-from samepath.console import print_table, status
+from samepath.console import print_table, print_text, status
 from samepath.errors import UserError
 
 
@@ -27,7 +28,17 @@ def parse_fact(text: str) -> tuple[str, tuple[float, float]]:
     return name, parse_range(ends)
 
 
-@click.command()
+class _Generate(click.Command):
+    """`samepath generate`, which knows the names that people look for below it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Answer `samepath generate worth` and `samepath generate turing` with what to type."""
+        if args and args[0] in ("worth", "turing") and not Path(args[0]).exists():
+            raise UserError(f"{args[0]} is a command of its own; type: samepath {shlex.join(args)}")
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Generate)
 @click.argument("run", type=common.PATH)
 @common.setting("--count", 100, None, "How many.")
 @click.option("--category", help="A class: malignant, say.  [all, as trained on]")
@@ -47,10 +58,15 @@ def parse_fact(text: str) -> tuple[str, tuple[float, float]]:
 @click.option(
     "--into",
     type=common.PATH,
-    metavar="FILE",
-    help="Of CT nodules: cubes to put them into (.npz).  [the run's training cubes]",
+    metavar="PATH",
+    help="Of CT nodules: cubes to put them into (.npz, or a folder of NIfTI pairs).  [the run's "
+    "training cubes]",
 )
-@common.out_option("name.npz: one file. Otherwise a folder of .nii.gz files.", required=True)
+@common.out_option(
+    "name.npz: one file. Otherwise a folder of .nii.gz files.",
+    default=Path("new.npz"),
+    show_default=True,
+)
 @click.option("--side", type=int, metavar="V", help="Voxels along a side.  [as trained on]")
 @common.setting("--seed", 0, "S", "Other seed, other nodules.")
 @common.epoch_option
@@ -70,13 +86,14 @@ def generate(
     and a classifier that tries to tell them apart.
 
     A run of nodules-ct makes CT cubes and masks: new nodules in the surroundings of real cubes, in
-    the place of the nodules there, if any. Its diameters are measured and lie in --diameter.
+    the place of the nodules there, if any. Its diameters are measured and lie in --diameter. Then
+    samepath pairs writes NIfTI or DICOM, worth measures whether they help, turing asks a reader.
 
     \b
     Examples:
       samepath generate runs/nodules-1 --count 1000 --category malignant --out new.npz
       samepath generate runs/nodules-1 --count 20 --epoch best --side 64 --out new.nii.gz
-      samepath generate runs/ct --category 1 --diameter 8:12 --into cubes.npz --out new.npz
+      samepath generate runs/ct --category 1 --diameter 8:12 --into cubes.npz
     """
     from samepath.engine.state.reopen import reopen
     from samepath.recipes.nodules.ct_files import makes_cubes
@@ -104,12 +121,17 @@ def _generate_cubes(as_json: bool, **asked: Any) -> None:
                 "out": str(result.out),
                 "files": [str(result.picture)],
                 "count": len(result.made.volumes),
+                "parents": result.made.num_parents,
+                "held_out": result.num_held_out,
                 "nearest": result.nearest,
                 "told": result.told,
+                "notes": result.notes,
             }
         )
         return
     print_table(result.table)
+    for note in result.notes:
+        print_text(note)
     for path in (result.out, result.picture):
         click.echo(path)
 

@@ -46,6 +46,9 @@ def pairs(
 ) -> None:
     """Write CUBES (an .npz with volume, perhaps mask) as pairs that 3D Slicer and MONAI open.
 
+    A folder of NIfTI pairs is data too: samepath train nodules-ct --data new, worth --data new,
+    generate --into new.
+
     \b
     Examples:
       samepath pairs new.npz --out new

@@ -19,7 +19,7 @@ from samepath.console import LiveWatcher, print_report
     required=True,
     metavar="PATH",
     help="Real nodules with two classes: an .npz with volume and label (or category), perhaps mask "
-    "and patient.",
+    "and patient; or a folder of NIfTI pairs with facts.csv.",
 )
 @common.setting(
     "--classifier", "nodules-classifier", "RECIPE", "Trained on each arm; judged on real nodules."

@@ -16,7 +16,7 @@ from samepath.data.formats.dicom import find_series, read_series, write_series
 from samepath.data.formats.images import ImageProblem, simpleitk
 from samepath.data.formats.pairs import write_pairs
 from samepath.data.formats.scans import CubeSettings
-from samepath.data.formats.volumes import load_volumes, make_cubes
+from samepath.data.formats.volumes import load_masks, load_volumes, make_cubes
 from samepath.errors import UserError
 
 VOLUME = np.random.default_rng(0).random((5, 6, 8))
@@ -210,6 +210,57 @@ def test_nifti_pairs_open_everywhere(cubes: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == ["nodule-000.nii.gz", "nodule-001.nii.gz"]
     assert [row["label"] for row in rows] == ["0", "1"]
+
+
+def test_nifti_pairs_are_read_again(cubes: Path, tmp_path: Path) -> None:
+    given, out = np.load(cubes), tmp_path / "out"
+    write_pairs(cubes, out, window=(-1000, 400))
+    again = load_volumes(out)
+    assert np.allclose(again.cubes, given["volume"], atol=1e-5)
+    assert again.cubes.min() >= 0
+    assert again.facts["side_mm"].tolist() == [8.0, 12.0]
+    assert again.facts["label"].tolist() == [0, 1]
+    assert "window_low" not in again.facts
+    masks = load_masks(out, again.cubes.shape)
+    assert masks is not None
+    assert np.array_equal(masks, given["mask"])
+    write_pairs(out, tmp_path / "twice")
+    assert np.array_equal(load_masks(tmp_path / "twice", masks.shape), masks)  # type: ignore[arg-type]
+    report = make_cubes(out, tmp_path / "made", CubeSettings(side=8))
+    assert report.num_cubes == 2  # and none of a mask
+    assert np.allclose(load_volumes(tmp_path / "made").cubes / 255, given["volume"], atol=0.01)
+
+
+def test_pairs_of_others_are_read_or_refused_in_a_line(cubes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_pairs(cubes, out)
+    (out / "facts.csv").unlink()
+    with pytest.raises(
+        UserError, match=r"reach from -\S+ to \S+, not .* window_low and window_high"
+    ):
+        load_volumes(out)
+    names = ["nodule-000.nii.gz", "nodule-001.nii.gz"]
+    rows = "".join(f"{name},-1000,400\n" for name in names)
+    (out / "facts.csv").write_text(f"file,window_low,window_high\n{rows}")
+    shape = load_volumes(out).cubes.shape
+    mask = out / "nodule-001-mask.nii.gz"
+    image = simpleitk().ReadImage(str(mask))
+    image.SetSpacing((1.0, 1.5, 1.5))
+    simpleitk().WriteImage(image, str(mask))
+    with pytest.raises(UserError, match=r"001-mask.nii.gz does not lie where nodule-001.nii.gz do"):
+        load_masks(out, shape)
+    mask.unlink()
+    with pytest.raises(UserError, match=r"001.nii.gz has no mask nodule-001-mask.nii.gz beside it"):
+        load_masks(out, shape)
+    (out / "nodule-000-mask.nii.gz").unlink()
+    assert load_masks(out, shape) is None
+    write_pairs(cubes, tmp_path / "b")
+    for file in (tmp_path / "b").glob("*.nii.gz"):
+        image = simpleitk().ReadImage(str(file))
+        image.SetSpacing((0.7, 0.7, 1.25))
+        simpleitk().WriteImage(image, str(file))
+    with pytest.raises(UserError, match=r"voxels are 0.69\d* x 0.69\d* x 1.25 mm|0.7 x 0.7 x 1.25"):
+        load_masks(tmp_path / "b", shape)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -138,6 +138,15 @@ def value_range(volumes: NDArray[Any]) -> tuple[float, float, int | None]:
     return low, high, not_finite
 
 
+def check_side_mm(sides: NDArray[Any], path: Path, instead: str = "") -> NDArray[np.float64]:
+    """The cubes' sides in millimetres, or an error of one line."""
+    if sides.dtype.kind not in "uif" or not (np.isfinite(sides) & (sides > 0)).all():
+        raise UserError(
+            f"{path}: side_mm must be a number above 0 for every volume; correct it{instead}"
+        )
+    return sides.astype(np.float64)
+
+
 # ---- groups
 
 

@@ -68,9 +68,11 @@ def read_masks(path: Path, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     """The array `mask` of an .npz file, one for each volume (`shape` is that of all volumes), none
     of them empty; None where the file has none."""
     arrays = load_arrays(path, "numpy.savez('cubes.npz', volume=array, mask=masks)")
-    if "mask" not in arrays:
-        return None
-    mask = arrays["mask"]
+    return checked_masks(arrays["mask"], path, shape) if "mask" in arrays else None
+
+
+def checked_masks(mask: NDArray[Any], path: Path, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Masks of volumes of a shape as booleans, or an error of one line."""
     if mask.shape != shape:
         raise UserError(
             f"{path}: mask has the shape {mask.shape}, the volumes {shape}; give one mask of the "

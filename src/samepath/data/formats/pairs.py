@@ -2,7 +2,8 @@
 
 In: an .npz of cubes, as `samepath generate` writes it, perhaps with `mask`, `side_mm` and facts.
 Out: a folder of `nodule-000.nii.gz` and `nodule-000-mask.nii.gz`, or of `nodule-000/` with slices
-and `segmentation.dcm`; and `facts.csv`. Guaranteed: axes are (z, y, x) of the array and x, y, z of
+and `segmentation.dcm`; and `facts.csv`, by which a folder of NIfTI pairs is read again
+(`load_volumes`, `load_masks`). Guaranteed: axes are (z, y, x) of the array and x, y, z of
 the patient, in millimetres; the folder is written whole or not at all, and never over another.
 """
 
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 
 from samepath.data.formats.dicom import pydicom, write_series
 from samepath.data.formats.images import simpleitk, write_nifti
-from samepath.data.formats.numpy_files import read_masks
-from samepath.data.formats.scans import HOUNSFIELD
-from samepath.data.formats.volumes import load_volumes
+from samepath.data.formats.listing import check_side_mm
+from samepath.data.formats.scans import HOUNSFIELD, mask_name
+from samepath.data.formats.volumes import load_masks, load_volumes
 from samepath.errors import UserError
 from samepath.files import folder_aside
 
@@ -61,7 +62,7 @@ def write_pairs(
         raise UserError(f"--out {out} exists; give another name")
     pydicom() if kind == "dicom" else simpleitk()  # says what to install where it is missing
     volumes = load_volumes(source)
-    masks = read_masks(source, volumes.cubes.shape) if source.suffix == ".npz" else None
+    masks = load_masks(source, volumes.cubes.shape)
     known = volumes.facts.get("side_mm")
     spacings = _spacings(source, known, len(volumes), volumes.cubes.shape[-1], spacing_mm)
     digits = max(3, len(str(len(volumes) - 1)))
@@ -79,8 +80,12 @@ def write_pairs(
                 continue
             write_nifti(aside / f"{name}.nii.gz", cube * np.float32(high - low) + low, spacing)
             if mask is not None:
-                write_nifti(aside / f"{name}-mask.nii.gz", mask, spacing, dtype=np.uint8)
+                file = aside / mask_name(f"{name}.nii.gz")
+                write_nifti(file, mask, spacing, dtype=np.uint8)
         facts = volumes.facts | {"spacing_mm": spacings}
+        if kind == "nifti":
+            for end, value in zip(("low", "high"), window, strict=True):
+                facts[f"window_{end}"] = np.full(len(names), value)
         _write_facts(aside / "facts.csv", names, facts, kind)
         aside.rename(out)
     return PairsResult(
@@ -97,12 +102,7 @@ def _spacings(
 ) -> NDArray[np.float64]:
     if given is not None or sides is None:
         return np.full(number, 1.0 if given is None else given)
-    if sides.dtype.kind not in "uif" or not (np.isfinite(sides) & (sides > 0)).all():
-        raise UserError(
-            f"{source}: side_mm must be a number above 0 for every volume; correct it, or give "
-            "--spacing"
-        )
-    return np.asarray(sides.astype(np.float64) / side)
+    return np.asarray(check_side_mm(sides, source, ", or give --spacing") / side)
 
 
 def _write_facts(

@@ -44,6 +44,7 @@ from samepath.data.formats.listing import (
     typed,
     value_range,
 )
+from samepath.data.formats.numpy_files import checked_masks
 from samepath.errors import UserError
 
 _BLUR = 0.5  # standard deviation of the blur before sampling, in steps of the output grid
@@ -299,7 +300,8 @@ def dicom_job(folder: Path) -> Job:
 def stack_nifti(folder: Path) -> Volumes:
     """The voxels of all files, which must agree in shape; their range is not checked here.
 
-    Each image's longest side is its `side_mm`, unless facts.csv says otherwise.
+    Each image's longest side is its `side_mm`, unless facts.csv says otherwise. Where that has
+    `window_low` and `window_high`, as `samepath pairs` writes it, these values become 0 and 1.
     """
     files, listing = _list_nifti(folder)
     arrays: list[NDArray[Any]] = []
@@ -319,13 +321,72 @@ def stack_nifti(folder: Path) -> Volumes:
             )
     if len({array.dtype == np.uint8 for array in arrays}) > 1:
         arrays = [a / np.float32(255) if a.dtype == np.uint8 else a for a in arrays]
-    known = replace(listing, facts={"side_mm": np.array(sides), **listing.facts})
-    return Volumes(cubes=np.stack(arrays), **vars(known))
+    facts = {"side_mm": np.array(sides), **listing.facts}
+    cubes = np.stack(arrays)
+    if all(name in facts for name in _WINDOW):
+        low, high = (np.asarray(facts.pop(name), np.float64) for name in _WINDOW)
+        if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+            raise UserError(f"{folder / 'facts.csv'}: every window_low must be below window_high")
+        first, width = (each.astype(np.float32)[:, None, None, None] for each in (low, high - low))
+        cubes = ((cubes.astype(np.float32) - first) / width).clip(0.0, 1.0)
+    elif _mask_files(files) and cubes.dtype != np.uint8 and (cubes.min() < 0 or cubes.max() > 1):
+        raise UserError(
+            f"{folder}: values reach from {cubes.min():g} to {cubes.max():g}, not from 0 to 1; "
+            "give facts.csv columns window_low and window_high, the values that become 0 and 1 "
+            "(-1000 and 400, say, for Hounsfield units)"
+        )
+    return Volumes(cubes=cubes, **vars(replace(listing, facts=facts)))
+
+
+def stack_masks(folder: Path, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """The masks beside the volumes of a folder (`a-mask.nii.gz` beside `a.nii.gz`), for volumes of
+    a shape; None where it has none. Each lies where its volume does, in voxels of equal sides."""
+    files, _ = _list_nifti(folder)
+    masks = _mask_files(files)
+    if not masks:
+        return None
+    arrays: list[NDArray[Any]] = []
+    for file in files:
+        if file not in masks:
+            raise UserError(f"{file} has no mask {mask_name(file.name)} beside it; add it")
+        try:
+            volume, mask = read_image(file), read_image(masks[file])
+        except ImageProblem as problem:
+            raise UserError(f"{masks[file]}: {problem}; remove or replace it") from problem
+        spacing = volume.GetSpacing()
+        if max(spacing) > 1.001 * min(spacing):
+            raise UserError(
+                f"{file}: its voxels are {by(spacing)} mm, and a nodule's size in millimetres "
+                "needs equal sides; resample it and its mask"
+            )
+        for get in ("GetSize", "GetSpacing", "GetOrigin", "GetDirection"):
+            if not np.allclose(getattr(volume, get)(), getattr(mask, get)(), atol=1e-3):
+                raise UserError(f"{masks[file]} does not lie where {file.name} does; resample it")
+        arrays.append(simpleitk().GetArrayFromImage(mask))
+    return checked_masks(np.stack(arrays), folder, shape)
+
+
+_MASK = "-mask"
+_WINDOW = ("window_low", "window_high")
+
+
+def mask_name(name: str) -> str:
+    """The name of the mask that belongs to a volume's file."""
+    ending = next(each for each in (".nii.gz", ".nii") if name.endswith(each))
+    return f"{name.removesuffix(ending)}{_MASK}{ending}"
+
+
+def _mask_files(files: Sequence[Path]) -> dict[Path, Path]:
+    """The masks that lie beside volumes."""
+    beside = {file: file.with_name(mask_name(file.name)) for file in files}
+    return {file: mask for file, mask in beside.items() if mask.exists()}
 
 
 def nifti_job(folder: Path) -> Job:
     """One cube of each image, around its centre."""
     files, listing = _list_nifti(folder)
+    for name in _WINDOW:  # of values in [0, 1]; a cube's window is the command's
+        listing.facts.pop(name, None)
 
     def results(settings: CubeSettings) -> Results:
         for file, name in zip(files, listing.names, strict=True):
@@ -342,8 +403,11 @@ def nifti_job(folder: Path) -> Job:
 
 
 def _list_nifti(folder: Path) -> tuple[list[Path], Listing]:
-    """The NIfTI files below a folder, and what its `facts.csv` (if any) says about them."""
+    """The NIfTI files below a folder, masks of others left out, and what its `facts.csv` (if any)
+    says about them."""
     files = files_below(folder, *NIFTI)
+    masks = set(_mask_files(files).values())
+    files = [file for file in files if file not in masks]
     if not files and files_below(folder, DICOM):
         raise UserError(
             f"{folder} holds DICOM slices; to learn from them type: {cubes_command(folder)}"

@@ -36,7 +36,7 @@ from samepath.console import Patience, say
 from samepath.data.formats.dicom import DICOM
 from samepath.data.formats.images import NIFTI, as_image, centre_of, longest_side_mm
 from samepath.data.formats.listing import Volumes, check_shape, checked
-from samepath.data.formats.numpy_files import map_array, read_arrays
+from samepath.data.formats.numpy_files import map_array, read_arrays, read_masks
 from samepath.data.formats.scans import (
     ANNOTATIONS,
     HOUNSFIELD,
@@ -51,6 +51,7 @@ from samepath.data.formats.scans import (
     files_below,
     luna_job,
     nifti_job,
+    stack_masks,
     stack_nifti,
     window_for,
 )
@@ -96,6 +97,17 @@ def load_volumes(path: Path) -> Volumes:
     if os.path.exists(path / ANNOTATIONS):
         return _cached_cubes(path)
     return checked(read_arrays(path) if path.is_file() else stack_nifti(path), path)
+
+
+def load_masks(path: Path, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """The masks that a file or folder has beside its volumes, which have a shape; None: it has
+    none."""
+    path = Path(os.path.expanduser(path))
+    if path.is_file():
+        return read_masks(path, shape) if path.suffix == ".npz" else None
+    if any(os.path.exists(path / name) for name in (_ABOUT, ANNOTATIONS)):
+        return None
+    return stack_masks(path, shape)
 
 
 # ---- making cube folders

@@ -1,7 +1,8 @@
 """`nodules-ct`: nodules of CT cubes with their masks, each in a frame of its own.
 
 In: an .npz with `volume` (N, s, s, s), bytes with 255 for 1 or floats in [0, 1], and `mask` of the
-same shape, true where the nodule is; other arrays with one value per nodule are facts. Out: a
+same shape, true where the nodule is; other arrays with one value per nodule are facts. Or a folder
+of NIfTI pairs (`a.nii.gz`, `a-mask.nii.gz`), as `samepath pairs` writes it, with facts.csv. Out: a
 recipe whose model sees a nodule alone, at one scale whatever its size: two channels, the mask with
 a soft edge and the intensities under it, sampled on side^n points over 1.25 times its extent. What
 surrounds the nodule is no part of it.
@@ -26,8 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from samepath.data import Draws
-from samepath.data.formats.listing import Listing, Rows, by, split_by_group, value_range
+from samepath.data.formats.listing import (
+    Listing,
+    Rows,
+    by,
+    check_side_mm,
+    split_by_group,
+    value_range,
+)
 from samepath.data.formats.numpy_files import load_arrays, read_arrays
+from samepath.data.formats.volumes import load_masks, load_volumes
 from samepath.errors import UserError
 from samepath.recipe import Recipe
 from samepath.recipes.nodules.deepdensity import DeepDensity, mean_squared_log_error
@@ -47,9 +56,12 @@ FRAME = 1.25
 EDGE = 0.7
 """Voxels: standard deviation of the blur that softens a mask's edge."""
 TEST_SHARE, VALID_SHARE = 0.2, 0.15
+ROW = "file_row"
+"""The fact that says which row of its file a nodule is."""
 MIN_NODULES = 40
 """Fewer cannot be cut into three parts that say anything."""
 _HOW = "numpy.savez('cubes.npz', volume=array, mask=array)"
+_MASKS_TOO = f"save one with {_HOW}, or give a folder of pairs such as a.nii.gz and a-mask.nii.gz"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +94,10 @@ def nodules_ct(
     With `num_dims` 2 or 1 it learns the frames' central slice, or its central line.
     """
     if data is None:
-        raise UserError("nodules-ct brings no data; give --data cubes.npz with volume and mask")
+        raise UserError(
+            "nodules-ct brings no data; give --data cubes.npz with volume and mask, or a folder of "
+            "NIfTI pairs"
+        )
     nodules = load_ct_nodules(data)
     seen = frames(nodules.volumes, nodules.masks, side)
     for _ in range(3 - num_dims):
@@ -91,6 +106,9 @@ def nodules_ct(
     def part(rows: Rows) -> Batch:
         masks = torch.from_numpy(nodules.masks[rows])
         return torch.from_numpy(seen[rows]), torch.from_numpy(nodules.volumes[rows]), masks
+
+    def facts_of(rows: Rows) -> dict[str, NDArray[Any]]:
+        return {name: values[rows] for name, values in nodules.facts.items()} | {ROW: rows}
 
     return Recipe(
         model=lambda: DeepDensity(
@@ -102,8 +120,8 @@ def nodules_ct(
         ),
         train=part(nodules.train),
         valid=part(nodules.valid),
-        train_facts={name: values[nodules.train] for name, values in nodules.facts.items()},
-        valid_facts={name: values[nodules.valid] for name, values in nodules.facts.items()},
+        train_facts=facts_of(nodules.train),
+        valid_facts=facts_of(nodules.valid),
         loss=frame_loss,
         predict=predict_frames,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.00105, fused=True),
@@ -155,8 +173,12 @@ def _show(run: Any, folder: Path) -> Sequence[Section]:
 
 def load_ct_nodules(path: Path) -> CtNodules:
     """Cubes and masks from a file, checked; measured facts; the three parts."""
-    volumes, masks, known = _read(path)
+    volumes, masks, known = read_cubes(path)
+    if masks is None:
+        raise UserError(f"{path} holds no masks; {_MASKS_TOO}")
     columns, groups = dict(known.facts), known.group
+    if "side_mm" in columns:
+        columns["side_mm"] = check_side_mm(columns["side_mm"], path)
     train, valid, test = three_parts(groups) if known.split is None else said_parts(known.split)
     if len(volumes) < MIN_NODULES or not (len(train) and len(valid)):
         raise UserError(
@@ -225,18 +247,24 @@ def as_intensities(volumes: NDArray[Any]) -> Floats:
     return np.asarray(volumes, np.float32) / scale
 
 
-def _read(path: Path) -> tuple[NDArray[Any], Masks, Listing]:
+def read_cubes(path: Path) -> tuple[NDArray[Any], Masks | None, Listing]:
+    """Cubes, their masks where there are some, and what is known of each, from an .npz file or a
+    folder of NIfTI pairs."""
+    if path.is_dir():
+        listed = load_volumes(path)
+        cubes = check_cubes(np.asarray(listed.cubes), path)
+        return cubes, load_masks(path, cubes.shape), listed
     if path.suffix != ".npz":
-        raise UserError(f"{path} is no .npz file; save one with {_HOW}")
+        raise UserError(f"{path} is no .npz file and no folder; {_MASKS_TOO}")
     arrays = load_arrays(path, _HOW)
     masks = arrays.get("mask", arrays.get("masks"))
-    if "volume" not in arrays and "volumes" in arrays:
-        arrays["volume"] = arrays["volumes"]
-    if masks is None or "volume" not in arrays:
+    volumes = arrays.get("volume", arrays.get("volumes"))
+    if volumes is None:
         found = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise UserError(f"{path} must hold volume and mask; it holds {found or 'nothing'}")
-    volumes = check_cubes(arrays["volume"], path)
-    return volumes, check_masks(masks, volumes, path), read_arrays(path)
+        raise UserError(f"{path} must hold volume; it holds {found or 'nothing'}")
+    volumes = check_cubes(volumes, path)
+    known = read_arrays(path)
+    return volumes, None if masks is None else check_masks(masks, volumes, path), known
 
 
 def check_cubes(volumes: NDArray[Any], path: Path) -> NDArray[Any]:

@@ -9,27 +9,34 @@ written unless all is; existing files are never overwritten.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from samepath.data.formats.numpy_files import load_arrays
+from samepath.console import count
+from samepath.data.content import fingerprint_path
+from samepath.data.formats.listing import check_side_mm
 from samepath.engine.checks.fingerprints import versions
 from samepath.engine.state.checkpoint import Epoch
 from samepath.engine.state.reopen import reopen
 from samepath.errors import UserError
-from samepath.files import content_hash, folder_aside
+from samepath.files import content_hash, finite, folder_aside
 from samepath.recipe import Recipe
-from samepath.recipes.nodules.ct import Floats, Masks, as_intensities, check_cubes, check_masks
-from samepath.recipes.nodules.ct_generation import CubeGenerator, GeneratedCubes, Range
+from samepath.recipes.nodules.ct import Floats, as_intensities, read_cubes
+from samepath.recipes.nodules.ct_generation import (
+    FEW_PARENTS,
+    CubeGenerator,
+    GeneratedCubes,
+    Range,
+    Surroundings,
+)
 from samepath.recipes.nodules.judgement import QUANTILES, measure, two_sample
 
 NUM_DRAWN = 36
 MIN_JUDGED = 20
-_HOW = "numpy.savez('cubes.npz', volume=array)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,26 +68,31 @@ class CubesResult:
     made: GeneratedCubes
     nearest: dict[str, float]
     """Median distance to the nearest training nodule: of new nodules, and of real ones held out;
-    and the share of new ones (`copies`) that are closer than all but 1% of the real ones."""
+    and the share of new ones (`copies`) that are closer than all but 1% of the real ones. NaN where
+    too few like them were held out."""
+    num_held_out: int
+    """Held-out nodules of the class and in the ranges that were asked for: all it is judged by."""
     told: dict[str, Any] | None
     """The classifier test against held-out cubes; None where it was not asked for, or there are too
     few cubes."""
+    notes: tuple[str, ...]
+    """What the user must know: few parents, and why there is no test."""
 
     @property
     def table(self) -> list[list[str]]:
-        near = self.nearest
+        near, known = self.nearest, self.num_held_out >= MIN_JUDGED
         rows = [
-            ["", "generated", "held-out", "reading"],
+            ["", "generated", f"{self.num_held_out} held out", "reading"],
             [
                 "nearest training nodule",
                 f"{near['generated']:.3f}",
-                f"{near['held_out']:.3f}",
+                f"{near['held_out']:.3f}" if known else "",
                 "median distance of the nodules alone; small: copies",
             ],
             [
                 "copies of training",
-                f"{near['copies']:.1%}",
-                f"{QUANTILES[0]:.1%}",
+                f"{near['copies']:.1%}" if known else "",
+                f"{QUANTILES[0]:.1%}" if known else "",
                 "closer than all but 1% of real ones are",
             ],
         ]
@@ -109,16 +121,25 @@ def write_cubes(request: CubesRequest) -> CubesResult:
     )
     held_out = run.recipe.valid
     assert isinstance(held_out, tuple)
-    seen, cubes, _ = (part.numpy() for part in held_out)
-    away, of_real = generator.nearness(made.frames), generator.nearness(seen)
-    near = float(np.quantile(of_real, QUANTILES[0]))
-    nearest = {
-        "generated": float(np.median(away)),
-        "held_out": float(np.median(of_real)),
-        "copies": float(np.mean(away < near)),
-    }
-    real, told = as_intensities(cubes), None
-    if request.judge and min(len(real), request.count) >= MIN_JUDGED:
+    alike = generator.like(run.recipe.valid_facts, request.category, request.wish)
+    seen, cubes = (part.numpy()[alike] for part in held_out[:2])
+    away, nearest = generator.nearness(made.frames), dict.fromkeys(("held_out", "copies"), np.nan)
+    nearest["generated"] = float(np.median(away))
+    if len(alike) >= MIN_JUDGED:
+        of_real = generator.nearness(seen)
+        nearest["held_out"] = float(np.median(of_real))
+        nearest["copies"] = float(np.mean(away < np.quantile(of_real, QUANTILES[0])))
+    real, told, notes = as_intensities(cubes), None, list(_few_parents(made))
+    if len(real) < MIN_JUDGED:
+        notes.append(
+            f"{count(len(real), 'held-out nodule')} of this class and in these ranges: too few to "
+            f"judge by (at least {MIN_JUDGED})"
+        )
+    elif request.judge and request.count < MIN_JUDGED:
+        notes.append(
+            f"{count(request.count, 'new nodule')}: too few to judge (at least {MIN_JUDGED})"
+        )
+    elif request.judge:
         request.tell("judging them against held-out cubes")
         told = asdict(two_sample(_looks(made.volumes), _looks(real)))
     provenance = {
@@ -132,9 +153,11 @@ def write_cubes(request: CubesRequest) -> CubesResult:
         "category": request.category or "all",
         "facts": {name: list(of) for name, of in request.wish.items()},
         "into": None if request.into is None else str(request.into.resolve()),
-        "into_sha256": None if request.into is None else content_hash(request.into),
+        "into_sha256": request.into and _hash_of(request.into),
         "seed": request.seed,
-        "nearest": nearest,
+        "parents": made.num_parents,
+        "held_out": len(real),
+        "nearest": finite(nearest),
         "told": told,
         "versions": versions(),
     }
@@ -155,7 +178,28 @@ def write_cubes(request: CubesRequest) -> CubesResult:
         np.savez_compressed(aside / "cubes.npz", **arrays)
         (aside / "picture.png").rename(picture)
         (aside / "cubes.npz").rename(request.out)
-    return CubesResult(out=request.out, picture=picture, made=made, nearest=nearest, told=told)
+    return CubesResult(
+        out=request.out,
+        picture=picture,
+        made=made,
+        nearest=nearest,
+        num_held_out=len(real),
+        told=told,
+        notes=tuple(notes),
+    )
+
+
+def _hash_of(path: Path) -> str:
+    return content_hash(path) if path.is_file() else fingerprint_path(path)
+
+
+def _few_parents(made: GeneratedCubes) -> Iterator[str]:
+    """A warning where all new nodules come from hardly any."""
+    if made.num_parents < FEW_PARENTS:
+        yield (
+            f"only {count(made.num_parents, 'training nodule')} of this class and in these ranges: "
+            f"the {len(made.volumes)} new ones are variants of so few"
+        )
 
 
 def _looks(volumes: Floats) -> Floats:
@@ -187,13 +231,12 @@ def _refuse(request: CubesRequest) -> Path:
     return picture
 
 
-def _read_hosts(path: Path) -> tuple[Floats, Masks | None]:
-    """Cubes that nodules are put into, and the masks of nodules that are in them, if any."""
-    if not path.is_file() or path.suffix != ".npz":
-        raise UserError(f"--into {path}: give an .npz file with volume, and mask where it has any")
-    arrays = load_arrays(path, _HOW)
-    if "volume" not in arrays:
-        raise UserError(f"--into {path} holds no volume, only {', '.join(arrays) or 'nothing'}")
-    volumes = check_cubes(arrays["volume"], path)
-    masks = check_masks(arrays["mask"], volumes, path) if "mask" in arrays else None
-    return as_intensities(volumes), masks
+def _read_hosts(path: Path) -> Surroundings:
+    """Cubes that nodules are put into, with the masks of nodules that are in them and the cubes'
+    sides in millimetres, where the file has such."""
+    if not path.exists():
+        raise UserError(f"--into {path}: no such file or folder; give cubes.npz, say")
+    volumes, masks, known = read_cubes(path)
+    sides = known.facts.get("side_mm")
+    side_mm = None if sides is None else check_side_mm(sides, path)
+    return Surroundings(as_intensities(volumes), masks, side_mm)

@@ -2,7 +2,9 @@
 
 In: a run; a class and a range of diameters, or of any other number that is known of the training
 nodules; cubes to put nodules into (the run's own training cubes when not given). Out: cubes, the
-nodules' masks, classes, facts, and how near each comes to a training nodule.
+nodules' masks, classes, facts, and how near each comes to a training nodule. Where millimetres are
+known, a nodule is as large in the host's voxels as it is in millimetres, and the host's `side_mm`
+goes with the new cube.
 
 A new nodule is made from two training nodules of the class, alike in what was asked for: a point
 between their codes, moved by noise with the class's own covariance; then sized, rendered at the
@@ -29,6 +31,7 @@ from samepath.errors import UserError
 from samepath.keys import key
 from samepath.recipe import Recipe
 from samepath.recipes.nodules.ct import (
+    ROW,
     Floats,
     FramePlace,
     Masks,
@@ -57,7 +60,21 @@ NUM_HOSTS = 12
 """A host is one of so many whose own nodules are most like the new one in size."""
 ATTEMPTS = 40
 """At a nodule that is as wished for."""
+FEW_PARENTS = 10
+"""New nodules of fewer training nodules are variants of these."""
+_OF_CUBE = ("side_mm", "spacing_mm")
+"""Facts of a cube, whatever nodule is in it."""
 _VARIANCE = 0.995
+
+
+class Surroundings(NamedTuple):
+    """Cubes that new nodules are put into."""
+
+    volumes: Floats
+    masks: Masks | None = None
+    """Of nodules that are in them."""
+    side_mm: NDArray[np.float64] | None = None
+    """Millimetres along a side of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +86,16 @@ class GeneratedCubes:
     masks: Masks
     category: NDArray[np.str_]
     facts: Mapping[str, NDArray[Any]]
-    """`diameter` and `intensity` as measured; other numbers as drawn."""
+    """`diameter` and `intensity` as measured; `side_mm`, where it is known, the host's; other
+    numbers as drawn."""
     keys: NDArray[np.uint64]
     """Each nodule's random key, made from the seed, the class and its number."""
     hosts: NDArray[np.int64]
-    """Row of the cube that gave the surroundings."""
+    """Row, in its file, of the cube that gave the surroundings."""
     parents: NDArray[np.int64]
-    """(N, 2): rows of the training nodules it was made from."""
+    """(N, 2): rows, in the run's data file, of the training nodules it was made from."""
+    num_parents: int
+    """Training nodules that are as was wished for, from which all were made."""
     frames: Floats
     """(N, 2, side, side, side): the nodules alone, as the model would see them."""
 
@@ -96,6 +116,9 @@ class CubeGenerator:
         self.volumes = as_intensities(cubes)
         self.masks: Masks = masks
         self.facts = dict(recipe.train_facts)
+        self.file_rows = np.asarray(self.facts.pop(ROW, np.arange(len(masks))), np.int64)
+        sides = self.facts.get("side_mm")
+        self.side_mm = None if sides is None else np.asarray(sides, np.float64)
         found = self.facts.get("category")
         self.has_categories = found is not None
         self.category = np.full(len(masks), "all") if found is None else np.asarray(found, np.str_)
@@ -144,7 +167,7 @@ class CubeGenerator:
         *,
         category: str | None = None,
         wish: Mapping[str, Range] | None = None,
-        into: tuple[Floats, Masks | None] | None = None,
+        into: Surroundings | None = None,
         seed: int = 0,
     ) -> GeneratedCubes:
         """Make nodules of a class (None: all, in their shares) with facts in the given ranges."""
@@ -162,14 +185,29 @@ class CubeGenerator:
             category=np.array([of.category for of in made]),
             facts={name: np.array([of.facts[name] for of in made]) for name in made[0].facts},
             keys=keys,
-            hosts=np.array([of.host for of in made]),
-            parents=np.array([of.parents for of in made]),
+            hosts=(self.file_rows if into is None else np.arange(len(into.volumes)))[
+                np.array([of.host for of in made])
+            ],
+            parents=self.file_rows[np.array([of.parents for of in made])],
+            num_parents=len(rows),
             frames=frames(volumes, masks, self.model.side),
         )
 
     def nearness(self, seen: Floats) -> NDArray[np.float64]:
         """Distance of nodules alone (frames) to the nearest training nodule, turned or mirrored."""
         return np.asarray(nearest_distances(seen[:, 1], self.frames[:, 1]))
+
+    def like(
+        self, facts: Mapping[str, NDArray[Any]], category: str | None, wish: Mapping[str, Range]
+    ) -> NDArray[np.int64]:
+        """Of nodules with these facts, those of the class and in the ranges."""
+        right = np.ones(len(facts["diameter"]), bool)
+        if category is not None and self.has_categories:
+            right &= np.asarray(facts["category"], np.str_) == category
+        for name, (low, high) in wish.items():
+            values = np.asarray(facts[name], np.float64)
+            right &= (values >= low) & (values <= high)
+        return np.flatnonzero(right)
 
     def _rows(self, category: str | None, wish: Mapping[str, Range]) -> NDArray[np.int64]:
         """Training nodules that a new one may be made from."""
@@ -181,19 +219,18 @@ class CubeGenerator:
                 if not self.has_categories
                 else f"--category {category}: the training nodules are {known}; choose one"
             )
-        right = np.ones(len(self.category), bool) if category is None else self.category == category
+        rows = self.like(self.facts, category, {})
         for name, (low, high) in wish.items():
             option = f"--{name}" if name == "diameter" else f"--fact {name}"
-            values = self._numbers(name, option)
+            values = self._numbers(name, option)[rows]
             inside = (values >= low) & (values <= high)
-            if not (right & inside).any():
-                of = values[right]
+            if not inside.any():
                 raise UserError(
                     f"{option} {low:g}:{high:g}: no training nodule is in it; they reach from "
-                    f"{np.nanmin(of):.3g} to {np.nanmax(of):.3g}"
+                    f"{np.nanmin(values):.3g} to {np.nanmax(values):.3g}"
                 )
-            right &= inside
-        return np.flatnonzero(right)
+            rows = rows[inside]
+        return rows
 
     def _numbers(self, name: str, option: str) -> NDArray[np.float64]:
         values = np.asarray(self.facts.get(name, ()))
@@ -203,14 +240,25 @@ class CubeGenerator:
             raise UserError(f"{option}: the data know no such number; they know {known}")
         return values.astype(np.float64)
 
-    def _hosts(self, into: tuple[Floats, Masks | None] | None) -> _Hosts:
-        volumes, masks = (self.volumes, self.masks) if into is None else into
-        if volumes.shape[1:] != self.volumes.shape[1:]:
+    def _hosts(self, into: Surroundings | None) -> _Hosts:
+        if into is None:
+            return _Hosts(Surroundings(self.volumes, self.masks, self.side_mm), own=True)
+        if into.volumes.shape[1:] != self.volumes.shape[1:]:
             raise UserError(
-                f"--into has cubes of side {volumes.shape[1]}, the run's have "
+                f"--into has cubes of side {into.volumes.shape[1]}, the run's have "
                 f"{self.volumes.shape[1]}; give such"
             )
-        return _Hosts(volumes, masks, own=into is None)
+        if into.side_mm is None and self.side_mm is not None:
+            raise UserError(
+                "--into has no side_mm, and the run's nodules have millimetres; add an array "
+                "side_mm, the millimetres along a side of each cube"
+            )
+        if into.side_mm is not None and self.side_mm is None:
+            raise UserError(
+                "--into has side_mm, and the run's nodules know no millimetres; train on data with "
+                "side_mm, or leave it out of --into: a voxel is then a voxel"
+            )
+        return _Hosts(into, own=False)
 
     def _one(
         self, word: int, rows: NDArray[np.int64], wish: Mapping[str, Range], hosts: _Hosts
@@ -241,10 +289,9 @@ class CubeGenerator:
         mate = self._mate(row, random)
         share = float(random.uniform(0.0, 0.5))
         code = self.codes.between(row, mate, share, random)
-        spacing = self._spacing(row)
         diameter = self._diameter(row, mate, share, wish, random)
-        host = hosts.choose(diameter / spacing, row if hosts.own else None, random)
-        width = self._width(row, code, diameter / spacing)
+        host = hosts.choose(diameter, row if hosts.own else None, random)
+        width = self._width(row, code, diameter / host.spacing)
         if width is None:
             return None
         side = host.background.shape[0]
@@ -264,11 +311,15 @@ class CubeGenerator:
         facts = {}
         for name, of in self.facts.items():
             kind = np.asarray(of).dtype.kind
-            if kind == "f" and name != "side_mm":
+            if name in _OF_CUBE:
+                continue
+            if kind == "f":
                 facts[name] = (1.0 - share) * float(of[row]) + share * float(of[mate])
             elif kind in "biu":  # ratings and the like have nothing in between
                 facts[name] = float(of[row])
-        of_one = {"side_mm": np.array([spacing * side])} if "side_mm" in self.facts else {}
+        if self.side_mm is not None:
+            facts["side_mm"] = host.spacing * side
+        of_one = {"side_mm": np.array([host.spacing * side])} if self.side_mm is not None else {}
         measured = measured_facts(volume[None], mask[None], of_one)
         facts |= {name: float(of[0]) for name, of in measured.items()}
         return _Made(volume, mask, str(self.category[row]), facts, host.row, (row, mate))
@@ -299,11 +350,6 @@ class CubeGenerator:
         low, high = wish.get("diameter", (0.0, np.inf))
         margin = min(0.02 * low, 0.25 * (high - low)) if np.isfinite(high) else 0.0
         return float(np.clip(found, low + margin, high - margin))
-
-    def _spacing(self, row: int) -> float:
-        """A voxel's side in the unit of the diameters."""
-        side = self.masks.shape[-1]
-        return float(self.facts["side_mm"][row]) / side if "side_mm" in self.facts else 1.0
 
     def _width(self, row: int, code: NDArray[np.float64], diameter: float) -> float | None:
         """The frame, in voxels, in which a code's nodule has a diameter of so many voxels."""
@@ -402,17 +448,21 @@ class _Host(NamedTuple):
     removed: Masks
     """Voxels that were another nodule's."""
     centre: NDArray[np.float64]
+    spacing: float
+    """A voxel's side: millimetres, or 1 where these are not known."""
 
 
 class _Hosts:
     """Cubes that give surroundings; nodules that are in them are taken out."""
 
-    def __init__(self, volumes: Floats, masks: Masks | None, *, own: bool) -> None:
+    def __init__(self, cubes: Surroundings, *, own: bool) -> None:
         self.own = own
-        self._volumes, self._masks = volumes, masks
+        self._volumes, self._masks = cubes.volumes, cubes.masks
         self._made: dict[int, Floats] = {}
-        if masks is not None:
-            self._sizes = np.log(sphere_diameter(masks.sum((1, 2, 3))))
+        number, side = cubes.volumes.shape[:2]
+        self._spacings = np.ones(number) if cubes.side_mm is None else cubes.side_mm / side
+        if cubes.masks is not None:
+            self._sizes = np.log(self._spacings * sphere_diameter(cubes.masks.sum((1, 2, 3))))
 
     def choose(self, diameter: float, but: int | None, random: np.random.Generator) -> _Host:
         """A cube, mirrored at random, whose own nodule was about as large (not that of a row)."""
@@ -420,7 +470,8 @@ class _Hosts:
         if self._masks is None:
             row = int(random.integers(len(self._volumes)))
             background = _mirror(self._volumes[row], random)
-            return _Host(row, background, np.zeros((side,) * 3, bool), np.full(3, side / 2))
+            empty, middle = np.zeros((side,) * 3, bool), np.full(3, side / 2)
+            return _Host(row, background, empty, middle, float(self._spacings[row]))
         away = np.abs(self._sizes - np.log(diameter))
         if but is not None and len(away) > 1:
             away[but] = np.inf
@@ -433,7 +484,8 @@ class _Hosts:
         both = np.stack([self._made[row], self._masks[row].astype(np.float32)], axis=-1)
         both = _mirror(both, random)
         removed = both[..., 1] > 0.5
-        return _Host(row, both[..., 0], removed, place_of(removed).centre)
+        centre, spacing = place_of(removed).centre, float(self._spacings[row])
+        return _Host(row, both[..., 0], removed, centre, spacing)
 
 
 def _mirror(cube: Floats, random: np.random.Generator) -> Floats:

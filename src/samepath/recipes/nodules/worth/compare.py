@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from samepath.console import count
 from samepath.keys import key
 
 Floats = NDArray[np.float64]
@@ -32,6 +33,8 @@ QUESTIONS = (("generated", "real"), ("both", "augmented"))
 PAIRS = (*QUESTIONS, ("augmented", "real"), ("synthetic", "real"))
 RESAMPLES = 4000
 LEVEL = 0.05
+MIN_SEEDS = 3
+"""Of fewer the verdict is not certain."""
 
 
 class ArmSetting(NamedTuple):
@@ -134,12 +137,34 @@ def compare(
     return arms, _holm(pairs)
 
 
-def verdict(pairs: Sequence[PairResult]) -> str:
-    """Whether generated nodules helped, in one or two sentences."""
+def verdict(pairs: Sequence[PairResult], num_seeds: int) -> str:
+    """Whether generated nodules helped, in one to three sentences. A difference is found where both
+    tests find it, that over resamples and that over folds."""
     asked = [pair for pair in pairs if pair.p_corrected is not None]
     if not asked:
         return "Nothing was asked about generated nodules: no arm has them beside real ones."
-    sure = [pair for pair in asked if (pair.p_corrected or 0.0) < LEVEL]
+    found = [pair for pair in asked if (pair.p_corrected or 0.0) < LEVEL]
+    sure = [pair for pair in found if pair.p_folds < LEVEL and num_seeds >= MIN_SEEDS]
+    if sure:
+        return _said_of(sure, asked)
+    if found:
+        why = (
+            f"with {count(num_seeds, 'seed')} (give at least {MIN_SEEDS})"
+            if num_seeds < MIN_SEEDS
+            else "the test over folds does not agree"
+        )
+        return f"Not certain, {why}: {'; '.join(_said(pair) for pair in found)}."
+    most = max(asked, key=lambda pair: pair.auc.mean)
+    few = f" {count(num_seeds, 'seed')} may be too few to see any." * (num_seeds < MIN_SEEDS)
+    return (
+        "It did not help: generated nodules changed the AUC by no more than chance would (p < "
+        f"{LEVEL:g}, corrected for {count(len(asked), 'comparison')}).{few} Largest gain: "
+        f"{_said(most)}."
+    )
+
+
+def _said_of(sure: Sequence[PairResult], asked: Sequence[PairResult]) -> str:
+    """What was found for certain."""
     better = [_said(pair) for pair in sure if pair.auc.mean > 0]
     worse = [_said(pair) for pair in sure if pair.auc.mean < 0]
     if better and worse:
@@ -150,16 +175,9 @@ def verdict(pairs: Sequence[PairResult]) -> str:
         rest = len(asked) - len(better)
         said = f"They helped: {'; '.join(better)}."
         return said + (
-            f" In {rest} of {len(asked)} comparisons no difference was found." * (rest > 0)
+            f" In {rest} of {len(asked)} comparisons no certain difference was found." * (rest > 0)
         )
-    if worse:
-        return f"They did not help, they hurt: {'; '.join(worse)}."
-    most = max(asked, key=lambda pair: pair.auc.mean)
-    return (
-        f"It did not help: in none of {len(asked)} comparisons did generated nodules change the "
-        f"AUC by more than chance would (p < {LEVEL:g}, corrected for their number). Largest gain: "
-        f"{_said(most)}."
-    )
+    return f"They did not help, they hurt: {'; '.join(worse)}."
 
 
 def _said(pair: PairResult) -> str:
@@ -167,7 +185,7 @@ def _said(pair: PairResult) -> str:
     change = pair.auc
     return (
         f"{beside} at {pair.percent}% of the data, AUC {change.mean:+.3f} (95%: {change.low:+.3f} "
-        f"to {change.high:+.3f}, p {pair.p_corrected:.2g})"
+        f"to {change.high:+.3f}, p {pair.p_corrected:.2g}, over folds {pair.p_folds:.2g})"
     )
 
 

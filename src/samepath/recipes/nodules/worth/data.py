@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.data.formats.listing import split_by_group
-from samepath.data.formats.numpy_files import read_masks
-from samepath.data.formats.volumes import load_volumes
+from samepath.data.formats.volumes import load_masks, load_volumes
 from samepath.errors import UserError
 from samepath.output.predict import write_npz
 from samepath.recipes.nodules.classifier import two_classes
@@ -65,10 +64,9 @@ def load_real(path: Path) -> RealNodules:
     if len(set(label.tolist())) < 2:
         raise UserError(f"{path}: all nodules have one class; give nodules of two")
     arrays: dict[str, NDArray[Any]] = dict(volumes.facts)
-    if path.suffix == ".npz":
-        mask = read_masks(path, volumes.cubes.shape)
-        if mask is not None:
-            arrays["mask"] = mask
+    mask = load_masks(path, volumes.cubes.shape)
+    if mask is not None:
+        arrays["mask"] = mask
     arrays.pop("augment", None)
     return RealNodules(
         path=path,
@@ -150,11 +148,13 @@ def generator_rows(real: RealNodules, rows: Rows) -> tuple[Rows, Rows]:
 
 
 def write_generator_data(path: Path, real: RealNodules, rows: Rows) -> None:
-    """The file that a fold's generator learns from."""
+    """The file that a fold's generator learns from. What else might name classes is left out, so
+    that all recipes learn the same two, those of `label`."""
     train, valid = generator_rows(real, rows)
     order = np.concatenate([train, valid])
     split = np.array(["train"] * len(train) + ["valid"] * len(valid))
-    known = {name: array[order] for name, array in real.arrays.items()}
+    other = ("category", "malignancy")
+    known = {name: array[order] for name, array in real.arrays.items() if name not in other}
     ours = {"volume": real.cubes[order], "group": real.groups[order], "split": split}
     write_npz(path, known | ours | {"label": real.label[order]})
 

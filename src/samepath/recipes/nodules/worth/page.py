@@ -31,7 +31,8 @@ INTERVALS = (
 TESTS = (
     "p: no difference in AUC, from the same resamples for both; corrected by Holm for the "
     "comparisons that the verdict is about (generated nodules added). Over folds: Student's t with "
-    "the variance of Nadeau and Bengio (2003)."
+    "the variance of Nadeau and Bengio (2003). The verdict calls a difference certain where both "
+    "say so, of at least three seeds."
 )
 
 

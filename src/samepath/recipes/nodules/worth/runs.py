@@ -211,7 +211,7 @@ def measure_worth(
         runs=trained,
         generators=digests,
         predictions=content_hash(request.folder / SCORES),
-        verdict=verdict(pairs),
+        verdict=verdict(pairs, asked.seeds),
     )
 
 
