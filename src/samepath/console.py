@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import shutil
 import signal
 import sys
 import textwrap
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from samepath.errors import SamepathError
 
@@ -39,9 +38,9 @@ LINE_SECONDS = 15.0
 
 
 def say(text: object) -> None:
-    """Write one line to standard error."""
+    """Write one line to standard error; on a terminal no line breaks within a word."""
     with may_be_closed():
-        print(f"samepath: {text}", file=sys.stderr, flush=True)
+        print(_filled(f"samepath: {text}", sys.stderr), file=sys.stderr, flush=True)
 
 
 def count(number: int, noun: str) -> str:
@@ -360,10 +359,16 @@ def _longest_word(cells: Iterable[str]) -> int:
 
 def print_text(text: str) -> None:
     """Print a paragraph; on a terminal no line breaks within a word."""
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
-    print(text)
+    print(_filled(text, sys.stdout))
+
+
+def _filled(text: str, output: TextIO) -> str:
+    """The text in lines of at most the terminal's width; elsewhere as it is."""
+    if not output.isatty():
+        return text
+    width = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(output.fileno()).columns
+    how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(textwrap.fill(line, width or 80, **how) for line in text.split("\n"))
 
 
 def print_report(

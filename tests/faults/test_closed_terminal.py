@@ -139,7 +139,9 @@ def test_ctrl_c_while_workers_are_started(seconds: float, tmp_path: Path) -> Non
         with suppress(BlockingIOError, OSError):
             while piece := os.read(terminal, 1 << 16):
                 shown += piece
-    assert shown.replace(b"^C", b"").strip() == b"samepath: stopped by SIGINT"
+    first, last = shown.replace(b"^C", b"").decode().split("samepath: stopped")
+    assert " ".join(first.split()) == f"samepath: training {RECIPE} on 2 workers, into {out}"
+    assert last.strip() == "by SIGINT"
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     assert left_behind(out) == []
 

@@ -14,8 +14,8 @@ from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
 
 
-@click.command()
-@click.argument("recipe")
+@click.command(short_help="Measure a recipe, and say how many workers and nodes to take.")
+@common.recipe_argument()
 @common.data_option
 @common.keep_option
 @click.option(
@@ -115,13 +115,7 @@ def advise(
       samepath advise my_recipe.py --critical-batch measured --on dask:slurm,memory=8GB
       samepath advise cifar10 --data cifar-10-batches-bin --minutes 10
     """
-    from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
-    from samepath.insight.advise.advise import advise as find_advice
-    from samepath.insight.advise.branches import FOLDER, BranchRequest
-    from samepath.insight.folder import choose_folder, read_finding
-    from samepath.report.advise import tables_in_short, write_advice
-    from samepath.study.opening import StudyRequest
-    from samepath.study.places.cluster import connected
+    from samepath.insight.folder import BRANCHES, choose_folder, read_finding
 
     if quick and minutes is not None:
         raise UserError("--quick is --minutes 1; give one of the two")
@@ -129,6 +123,16 @@ def advise(
     if not is_measured:
         only = ("batch_sizes", "branch_at", "branch_epochs", "branch_seeds", "on")
         common.refuse_given(only, lambda _, flag: f"{flag} needs --critical-batch measured")
+    folder = choose_folder("advice", recipe, out, begun=BRANCHES if is_measured else None)
+    common.announce(f"measuring {recipe} here", into=folder)
+
+    from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
+    from samepath.insight.advise.advise import advise as find_advice
+    from samepath.insight.advise.branches import BranchRequest
+    from samepath.report.advise import tables_in_short, write_advice
+    from samepath.study.opening import StudyRequest
+    from samepath.study.places.cluster import connected
+
     branches = BranchRequest(
         at=branch_at,
         epochs=branch_epochs,
@@ -136,7 +140,6 @@ def advise(
         seeds=branch_seeds,
         on=on,
     )
-    folder = choose_folder("advice", recipe, out, begun=FOLDER if is_measured else None)
     request = AdviseRequest(
         recipe=recipe,
         data=data,

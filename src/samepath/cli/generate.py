@@ -27,8 +27,8 @@ def parse_fact(text: str) -> tuple[str, tuple[float, float]]:
     return name, parse_range(ends)
 
 
-@click.command()
-@click.argument("run", type=common.PATH)
+@click.command(short_help="Generate new nodules from a run, and judge them.")
+@common.run_argument()
 @common.setting("--count", 100, None, "How many.")
 @click.option("--category", help="A class: malignant, say.  [all, as trained on]")
 @click.option(
@@ -78,6 +78,8 @@ def generate(
       samepath generate runs/nodules-1 --count 20 --epoch best --side 64 --out new.nii.gz
       samepath generate runs/ct --category 1 --diameter 8:12 --into cubes.npz --out new.npz
     """
+    common.announce(f"generating {asked['count']} nodules from {asked['run']}", into=asked["out"])
+
     from samepath.engine.state.reopen import reopen
     from samepath.recipes.nodules.ct_files import makes_cubes
 

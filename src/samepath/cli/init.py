@@ -16,7 +16,7 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-@click.command()
+@click.command(short_help="Write a recipe for your data or your training script.")
 @click.argument("data", required=False)
 @click.option(
     "--kind",

@@ -7,7 +7,7 @@ import click
 from samepath.cli import common
 
 
-@click.command()
+@click.command(short_help="List the built-in recipes.")
 @common.json_option
 def recipes(as_json: bool) -> None:
     """List the built-in recipes, one line each.

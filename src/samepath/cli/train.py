@@ -40,8 +40,8 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(least), int(most)
 
 
-@click.command()
-@click.argument("recipe", shell_complete=common.complete_recipe)
+@click.command(short_help="Train a recipe on any number of workers.")
+@common.recipe_argument()
 @config_option
 @common.data_option
 @common.keep_option
@@ -153,17 +153,10 @@ def train(
       samepath train nodules --strategy warmup:epochs=10 --as-workers 8
       samepath train nodules --strategy asynchronous:bound=4 -n 4
     """
-    from samepath.data.loaders import TIMEOUT_SECONDS
-    from samepath.engine.comm.environment import read_place
-    from samepath.engine.elastic.machine import WorkerRange
-    from samepath.engine.train import Request
-    from samepath.engine.train import train as train_request
-
     workers: Any = num_workers
-    machine = None
+    ends = None
     if ":" in num_workers:
-        least, most = parse_range(num_workers)
-        workers, machine = WorkerRange(least=least, most=most), common.machine_of(here, interface)
+        ends = parse_range(num_workers)
     elif here is not None or interface is not None:
         raise UserError(
             f"--here and --interface are for a range of workers, and -n is {num_workers}; "
@@ -176,6 +169,19 @@ def train(
         workers = common.parse_workers(num_workers)
     if overwrite and out is not None and not yes:
         confirm_overwrite(out)
+    doing = f"continuing the run of {recipe}" if resume else f"training {recipe}"
+    common.announce(doing, on=workers, into=out)
+
+    from samepath.data.loaders import TIMEOUT_SECONDS
+    from samepath.engine.comm.environment import read_place
+    from samepath.engine.elastic.machine import WorkerRange
+    from samepath.engine.train import Request
+    from samepath.engine.train import train as train_request
+
+    machine = None
+    if ends is not None:
+        workers = WorkerRange(least=ends[0], most=ends[1])
+        machine = common.machine_of(here, interface)
     request = Request(
         recipe=recipe,
         data=data,
@@ -201,8 +207,8 @@ def train(
     return exit_code(asdict(result))
 
 
-@click.command()
-@click.argument("run", type=common.PATH)
+@click.command(short_help="Bring this machine's workers to a run under way.")
+@common.run_argument()
 @common.machine_options
 @common.other_hardware_option
 @common.json_option
@@ -220,6 +226,8 @@ def join(
       samepath join runs/a --here 2                       in another terminal
       samepath join /shared/runs/a --interface eth0       on another machine
     """
+    common.announce(f"joining the run in {run}")
+
     from samepath.engine.train import join as join_run
 
     with common.stdout_kept_for_json(as_json):

@@ -34,7 +34,6 @@ from samepath.insight.advise.advice import (
     verdict,
 )
 from samepath.insight.advise.branches import (
-    FOLDER,
     BranchRequest,
     measure_batch,
     plan_branches,
@@ -49,6 +48,7 @@ from samepath.insight.advise.runs import (
     range_test,
     short_runs,
 )
+from samepath.insight.folder import BRANCHES
 from samepath.plan import grain_size_for
 from samepath.recipe import Recipe, find_recipe
 from samepath.timing.links import HERE, Cluster, check_cluster, find_cluster, in_nodes
@@ -137,7 +137,7 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
     measured_batch = None
     if planned is not None:
         assert request.folder is not None, "measuring the critical batch needs a folder"
-        now, place = time.perf_counter(), request.folder / FOLDER
+        now, place = time.perf_counter(), request.folder / BRANCHES
         measured_batch = measure_batch(
             planned, recipe, options, place, measured, watcher, request.command
         )
