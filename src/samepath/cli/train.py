@@ -17,10 +17,7 @@ from samepath.cli.config_file import config_option
 from samepath.console import LiveWatcher, may_be_closed
 from samepath.errors import UserError
 
-_SHOWN = (
-    *("steps", "train_loss", "valid_loss", "step_seconds", "num_workers"),
-    *("staleness_mean", "staleness_max", "digest"),
-)
+_SHOWN = ("step_seconds", "num_workers", "staleness_mean", "staleness_max", "digest")
 
 
 def parse_target(text: str) -> float | Literal["none"]:
@@ -273,7 +270,7 @@ def print_result(recipe: str, folder: Path, result: dict[str, Any], as_json: boo
 
 def _summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
     from samepath.engine.state.run_folder import RunFolder
-    from samepath.report.words import noise_words
+    from samepath.report.words import duration, noise_words
 
     again = f"samepath train {recipe} --out {folder} --resume"
     words = {
@@ -285,13 +282,20 @@ def _summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
         "interrupted": f"stopped; continue with: {again}",
     }
     said = words[str(result["status"])]
+    target = RunFolder(folder).read()["config"].get("target")
     if result["status"] == "target":
-        target = RunFolder(folder).read()["config"]["target"]
         said += f": a validation loss of {result['valid_loss']:.6g}, at most {target:g}"
     click.echo(said)
-    shown = {name: result[name] for name in _SHOWN if result[name] is not None}
+    shown: dict[str, Any] = {name: result[name] for name in ("steps", "train_loss")}
+    shown |= {f"train_{name}": value for name, value in result["train_metrics"].items()}
+    shown |= {"valid_loss": result["valid_loss"], "target": target}
+    shown |= {f"valid_{name}": value for name, value in result["metrics"].items()}
+    shown["elapsed"] = duration(result["seconds"])
+    shown |= {name: result[name] for name in _SHOWN}
     noise = [result[f"noise_{name}"] for name in ("scale", "low", "high")]
     if noise[0] is not None:
         shown["noise_scale"] = noise_words(*noise)
-    for name, value in {**shown, "run": folder}.items():
-        click.echo(f"  {name:<14} {f'{value:.6g}' if isinstance(value, float) else value}")
+    known = {name: value for name, value in shown.items() if value is not None} | {"run": folder}
+    width = max(map(len, known))
+    for name, value in known.items():
+        click.echo(f"  {name:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")
