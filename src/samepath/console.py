@@ -350,9 +350,10 @@ def print_table(rows: Rows) -> None:
 
     whole = sum(max(map(len, cells)) + _GAP for cells in zip(*rows, strict=True))
     console = Console(width=None if sys.stdout.isatty() else whole)
+    head_style = None if console.no_color else "bold"
     for part in _fitting(rows, console.width):
         head, *body = part
-        table = Table(box=None, padding=(0, _GAP, 0, 0))
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style=head_style)
         for name, *cells in zip(head, *body, strict=True):
             numbers = all(not cell or cell.lstrip("-+<>~")[:1].isdigit() for cell in cells)
             least = min(_longest_word([name, *cells]), console.width)
@@ -384,17 +385,19 @@ def _longest_word(cells: Iterable[str]) -> int:
     return max(map(len, words), default=0)
 
 
-def print_text(text: str) -> None:
-    """Print a paragraph; on a terminal no line breaks within a word."""
-    print(_filled(text, sys.stdout))
+def print_text(text: str, indent: int = 0) -> None:
+    """Print a paragraph; on a terminal no line breaks within a word, and all but the first are
+    indented."""
+    print(_filled(text, sys.stdout, indent))
 
 
-def _filled(text: str, output: TextIO) -> str:
+def _filled(text: str, output: TextIO, indent: int = 0) -> str:
     """The text in lines of at most the terminal's width; elsewhere as it is."""
     if not output.isatty():
         return text
     width = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(output.fileno()).columns
     how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    how["subsequent_indent"] = " " * indent
     return "\n".join(textwrap.fill(line, width or 80, **how) for line in text.split("\n"))
 
 

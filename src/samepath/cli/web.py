@@ -85,8 +85,9 @@ def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
 
     Runs are drawn live while they train, alone or several over one another; studies, advice,
     profiles, curvature and simulations show their reports. Without DIR it is the current folder; a
-    folder with nothing in it yet fills as you go. It only looks: nothing is changed. Only this
-    machine can reach the page; it needs no network. Ctrl-C ends it.
+    folder with nothing in it yet fills as you go. Runs are not changed; a note that you write on
+    one goes to note.txt in its folder. Only this machine can reach the page; it needs no network.
+    Ctrl-C ends it.
 
     \b
     Examples:

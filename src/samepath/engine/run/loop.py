@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from samepath.console import SilentWatcher, Watcher, count
@@ -351,9 +352,9 @@ class Run:
             **({"staleness": result.staleness} if self.options.server else {}),
             **self._scaling_fields(result),
         )
-        self.display.progress(
-            self.options.recipe, self._epochs(), self.options.epochs, "  ".join(self._facts(result))
-        )
+        facts = "  ".join(self._facts(result))
+        name = Path(self.options.recipe).name
+        self.display.progress(name, self._epochs(), self.options.epochs, facts)
 
     def _facts(self, result: StepResult) -> Iterator[str]:
         """What is shown of an update, the most important first."""
