@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 from samepath.console import count
 from samepath.engine.comm.environment import read_place
-from samepath.engine.launch.launch import interruptible, launch_script
+from samepath.engine.launch.launch import launch_script, lone_process
 from samepath.engine.launch.reports import WorkerReport, read_reports
 from samepath.engine.state import checkpoint
 from samepath.engine.verify.compare import (
@@ -187,12 +186,8 @@ def _start(command: Sequence[str], num_workers: int) -> None:
     if num_workers > 1:
         launch_script(command, num_workers)
         return
-    with interruptible(), subprocess.Popen([sys.executable, "-u", *command]) as process:
-        try:
-            process.wait()
-        except BaseException:
-            process.kill()
-            raise
+    with lone_process([sys.executable, "-u", *command]) as process:
+        process.wait()
     if process.returncode:
         raise WorkerFailed(WorkerReport.of_exit(0, process.returncode, process.pid).message)
 
