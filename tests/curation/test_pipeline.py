@@ -266,7 +266,7 @@ def test_the_report_draws_it_all_and_names_the_next_step(folder: Path, run: Run)
 )
 def test_bad_input_is_one_line(
     asked: tuple[str, ...], says: tuple[str, ...], run: Run, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     from safetensors.numpy import save_file
 
@@ -277,6 +277,7 @@ def test_bad_input_is_one_line(
     if "other" in asked:
         with pytest.raises(SystemExit):
             main(["train", "digits", "-n", "1", "--steps", "1", "--out", "other"])
+        capfd.readouterr()
     code, _, err = run("--out", "out", *asked)
     said = error_line("".join(t for t in err.splitlines(True) if t.startswith("samepath: ")))
     assert code == 2, err

@@ -223,8 +223,8 @@ def prepare(
         began = (list(request.command), earlier, workers, code)
         folder.write(asdict(options), *began, overwrite=request.overwrite, **for_others)
         if request.display is not None and (request.out is None or request.num_workers == "auto"):
-            most = "up to " if isinstance(asked, WorkerRange) else ""
-            say(f"the run is in {folder.path}, on {most}{count(workers, 'worker')}")
+            up_to = "up to " if isinstance(asked, WorkerRange) else ""
+            say(f"the run is in {folder.path}, on {up_to}{count(workers, 'worker')}")
         folder.write_config(options.flags | {"n": str(request.num_workers)})
         if replaced is not None:
             forget(replaced)
