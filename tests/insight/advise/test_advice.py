@@ -432,9 +432,9 @@ def test_a_step_that_was_measured_on_another_machine(
     quick = {size: tuple(t / 10 for t in times) for size, times in step.grain_times.items()}
     theirs = measured(machine="a fast one, 64 cores", grain_times=quick, update_seconds=0.001)
     write_measured(tmp_path / "theirs", replace(theirs, identity="x", step_seconds={"1": 0.081}))
-    request = AdviseRequest(
-        recipe="r", networks=("here", "1GbE"), compute_from=parse_compute(f"{tmp_path}/theirs")
-    )
+    folder = parse_compute(f"{tmp_path}/theirs")
+    assert isinstance(folder, Path)
+    request = AdviseRequest(recipe="r", networks=("here", "1GbE"), compute_from=folder)
     elsewhere = _measured_elsewhere(request, options())
     plain = curves_of(replace(request, compute_from=None), options(), step)
     here, over = curves_of(request, options(), step, elsewhere)
