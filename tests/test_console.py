@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from terminals import on_terminal, plain_lines
 
 from samepath import console
 from samepath.console import LiveWatcher, Patience, WaitedTooLong, count, print_report, print_table
@@ -30,24 +30,33 @@ print("afterwards")
 """
 
 
+FACTS = "valid loss 0.003437  target 0.003  valid accuracy 0.9722  epoch 12.3/40  loss 0.05321"
+
+
+@pytest.mark.parametrize(
+    ("width", "fitting"), [(60, 1), (80, 2), (100, 3), (120, 3), (160, 5), (40, 0)]
+)
+def test_facts_that_do_not_fit_are_left_out_whole(width: int, fitting: int) -> None:
+    drawing = f"""
+from samepath.console import LiveWatcher
+watcher = LiveWatcher(own_thread=False)
+watcher.progress("nodules-small", 12.0, 40, "")
+watcher.progress("nodules-small", 12.3, 40, {FACTS!r})
+watcher.close()
+"""
+    code, text = on_terminal([sys.executable, "-c", drawing], width)
+    lines = [plain.rstrip() for plain in plain_lines(text) if "nodules-small" in plain]
+    assert code == 0, text
+    assert max(map(len, lines)) <= width
+    assert lines[-1].endswith("  ".join(FACTS.split("  ")[:fitting]) if fitting else "left")
+    assert "\u2026" not in text, "nothing is cut"
+    assert re.search(r"0:00:00 [-\d:]+ left", lines[-1]), "time gone, and time left"
+
+
 @pytest.mark.parametrize("thread", ["", "own_thread=False"])
 def test_bars_on_a_terminal(thread: str) -> None:
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(
-        [sys.executable, "-c", DRAWING.format(thread=thread)],
-        stdout=theirs, stderr=theirs, env=environment,
-    ) as process:  # fmt: skip
-        os.close(theirs)
-        shown = b""
-        try:
-            while part := os.read(ours, 65536):
-                shown += part
-        except OSError:  # the terminal's other end is closed
-            pass
-    os.close(ours)
-    assert process.returncode == 0
-    text = shown.decode()
+    code, text = on_terminal([sys.executable, "-c", DRAWING.format(thread=thread)], 120)
+    assert code == 0
     assert "one [bold]" in text, "names are not markup"
     assert "epoch 2 of 3" in text
     assert "4 of 4" in text

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+from pathlib import Path
+
+from samepath.errors import UserError
+
 BUILT_IN: dict[str, tuple[str, str, str]] = {
     "digits": (
         "samepath.recipes.digits",
@@ -48,3 +53,17 @@ BUILT_IN: dict[str, tuple[str, str, str]] = {
     },
 }
 """name -> (module, function, one line)"""
+
+
+def refuse_unknown(name: str) -> None:
+    """Raise unless a recipe's name is built in, or the path of a file."""
+    path = Path(name)
+    if name in BUILT_IN or path.is_file():
+        return
+    if path.suffix == ".py" or path.exists():
+        raise UserError(f"recipe file {name!r} does not exist; check the path")
+    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "built in are: " + ", ".join(BUILT_IN) + "."
+    raise UserError(
+        f"unknown recipe {name!r}; {hint} (a path to a Python file with a recipe() works too)"
+    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import select
-import shutil
 import signal
 import sys
 import textwrap
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from samepath.errors import SamepathError
 
@@ -39,9 +38,9 @@ LINE_SECONDS = 15.0
 
 
 def say(text: object) -> None:
-    """Write one line to standard error."""
+    """Write one line to standard error; on a terminal no line breaks within a word."""
     with may_be_closed():
-        print(f"samepath: {text}", file=sys.stderr, flush=True)
+        print(_filled(f"samepath: {text}", sys.stderr), file=sys.stderr, flush=True)
 
 
 def count(number: int, noun: str) -> str:
@@ -174,7 +173,8 @@ class Watcher:
     def progress(self, what: str, done: float, total: float | None, facts: str = "") -> None:
         """Report that `done` of `total` of the part `what` is done; None: it cannot be told.
 
-        `facts` describe it better than the two numbers do. Several parts may be under way.
+        `facts` describe it better than the two numbers do: the most important first, with two
+        spaces between them. Several parts may be under way.
         """
 
     def end(self, what: str, said: str | None = None) -> None:
@@ -189,6 +189,13 @@ class Watcher:
 
 class SilentWatcher(Watcher):
     """Shows nothing."""
+
+
+_WIDE, _BAR_WIDTH = 110, 20
+"""Terminals that have room for the bar itself, beside what can be said of a part."""
+_NAME_PART = 3
+"""A part's name takes no more than a third of a line."""
+_CLOCKS_WIDTH = len("* " + " 0:00:00 00:00:00 left ")
 
 
 @dataclass
@@ -245,7 +252,8 @@ class LiveWatcher(Watcher):
         part.done, part.total = done, total
         if self._bars is not None and part.bar is not None:
             with may_be_closed():
-                self._bars.update(part.bar, completed=done, total=total, facts=facts)
+                fitting = self._fitting(what, facts)
+                self._bars.update(part.bar, completed=done, total=total, facts=fitting)
                 if not self._own_thread:
                     self._bars.refresh()
         elif facts and time.monotonic() - self._spoke > LINE_SECONDS:
@@ -272,26 +280,44 @@ class LiveWatcher(Watcher):
         self._parts.clear()
         self._stop_drawing()
 
+    def _fitting(self, what: str, facts: str) -> str:
+        """As many of the facts as there is room for: none is cut."""
+        width = self._console.width
+        name = min(max(map(len, [what, *self._parts])), width // _NAME_PART)
+        room = width - name - _CLOCKS_WIDTH - (_BAR_WIDTH + 1 if width >= _WIDE else 0)
+        fitting = ""
+        for fact in facts.split("  "):
+            longer = f"{fitting}  {fact}" if fitting else fact
+            if len(longer) > room:
+                break
+            fitting = longer
+        return fitting
+
     def _new_bar(self, what: str, done: float, total: float | None, facts: str) -> TaskID | None:
         from rich import progress as rich
+        from rich.table import Column
 
         if not self.is_terminal:
             return None
         if self._bars is None:
+            name = Column(no_wrap=True, max_width=self._console.width // _NAME_PART)
+            whole = Column(no_wrap=True)
             self._bars = rich.Progress(
                 rich.SpinnerColumn(),
-                rich.TextColumn("{task.description}", markup=False),
-                rich.BarColumn(),
-                rich.TextColumn("{task.fields[facts]}", markup=False),
+                rich.TextColumn("{task.description}", markup=False, table_column=name),
+                *([rich.BarColumn(_BAR_WIDTH)] if self._console.width >= _WIDE else []),
                 rich.TimeElapsedColumn(),
-                rich.TimeRemainingColumn(),
+                rich.TimeRemainingColumn(compact=True),
+                rich.TextColumn("left", table_column=whole),
+                rich.TextColumn("{task.fields[facts]}", markup=False, table_column=whole),
                 console=self._console,
                 transient=True,
                 auto_refresh=self._own_thread,
             )
             with may_be_closed():
                 self._bars.start()
-        return self._bars.add_task(what, total=total, completed=int(done), facts=facts)
+        fitting = self._fitting(what, facts)
+        return self._bars.add_task(what, total=total, completed=int(done), facts=fitting)
 
     def _stop_drawing(self) -> None:
         if self._bars is not None:
@@ -324,9 +350,10 @@ def print_table(rows: Rows) -> None:
 
     whole = sum(max(map(len, cells)) + _GAP for cells in zip(*rows, strict=True))
     console = Console(width=None if sys.stdout.isatty() else whole)
+    head_style = None if console.no_color else "bold"
     for part in _fitting(rows, console.width):
         head, *body = part
-        table = Table(box=None, padding=(0, _GAP, 0, 0))
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style=head_style)
         for name, *cells in zip(head, *body, strict=True):
             numbers = all(not cell or cell.lstrip("-+<>~")[:1].isdigit() for cell in cells)
             least = min(_longest_word([name, *cells]), console.width)
@@ -358,12 +385,20 @@ def _longest_word(cells: Iterable[str]) -> int:
     return max(map(len, words), default=0)
 
 
-def print_text(text: str) -> None:
-    """Print a paragraph; on a terminal no line breaks within a word."""
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
-    print(text)
+def print_text(text: str, indent: int = 0) -> None:
+    """Print a paragraph; on a terminal no line breaks within a word, and all but the first are
+    indented."""
+    print(_filled(text, sys.stdout, indent))
+
+
+def _filled(text: str, output: TextIO, indent: int = 0) -> str:
+    """The text in lines of at most the terminal's width; elsewhere as it is."""
+    if not output.isatty():
+        return text
+    width = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(output.fileno()).columns
+    how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    how["subsequent_indent"] = " " * indent
+    return "\n".join(textwrap.fill(line, width or 80, **how) for line in text.split("\n"))
 
 
 def print_report(

@@ -18,6 +18,11 @@ class UserError(SamepathError, ValueError):
     exit_code = 2
 
 
+def no_run(folder: object) -> UserError:
+    """The error of a folder that is to hold a run."""
+    return UserError(f"{folder} holds no run (there is no run.json); check the path")
+
+
 class Diverged(SamepathError):
     """A loss or gradient became NaN or infinite: exit code 3; the weights are those before."""
 

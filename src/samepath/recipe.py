@@ -6,7 +6,6 @@ for it where it takes some, and that of a keep-list or a fold file. Out: a check
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from samepath.builtin import BUILT_IN
+from samepath.builtin import BUILT_IN, refuse_unknown
 from samepath.data import Draws, seed_everything
 from samepath.data.content import fingerprint_path
 from samepath.data.fold_file import Fold, is_fold_file, read_fold
@@ -535,14 +534,9 @@ def _find(name: str, data: str | None, source: bytes | None) -> Recipe:
         module_name, function, _ = BUILT_IN[name]
         module = importlib.import_module(module_name)
         return _made_by(getattr(module, function), Origin(name=name, identity=name), data)
-    path = Path(name)
-    if path.suffix == ".py" or path.exists():
-        return _recipe_of_file(name, path, data, source)
-    near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "built in are: " + ", ".join(BUILT_IN) + "."
-    raise UserError(
-        f"unknown recipe {name!r}; {hint} (a path to a Python file with a recipe() works too)"
-    )
+    if source is None:
+        refuse_unknown(name)
+    return _recipe_of_file(name, Path(name), data, source)
 
 
 def _made_by(function: Callable[..., Any], origin: Origin, data: str | None) -> Recipe:
@@ -570,8 +564,6 @@ def _made_by(function: Callable[..., Any], origin: Origin, data: str | None) -> 
 
 
 def _recipe_of_file(name: str, path: Path, data: str | None, source: bytes | None) -> Recipe:
-    if source is None and not path.is_file():
-        raise UserError(f"recipe file {name!r} does not exist; check the path")
     try:
         source = path.read_bytes() if source is None else source
         origin = Origin(name=name, identity=hashlib.sha256(source).hexdigest(), source=source)

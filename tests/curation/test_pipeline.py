@@ -12,6 +12,7 @@ from typing import Any
 import curation_recipe as planted
 import numpy as np
 import pytest
+from commands import error_line
 from safetensors.numpy import load_file
 
 from samepath.cli import main
@@ -265,7 +266,7 @@ def test_the_report_draws_it_all_and_names_the_next_step(folder: Path, run: Run)
 )
 def test_bad_input_is_one_line(
     asked: tuple[str, ...], says: tuple[str, ...], run: Run, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     from safetensors.numpy import save_file
 
@@ -276,12 +277,12 @@ def test_bad_input_is_one_line(
     if "other" in asked:
         with pytest.raises(SystemExit):
             main(["train", "digits", "-n", "1", "--steps", "1", "--out", "other"])
+        capfd.readouterr()
     code, _, err = run("--out", "out", *asked)
-    lines = [line for line in err.splitlines() if line.startswith("samepath: ")]
+    said = error_line("".join(t for t in err.splitlines(True) if t.startswith("samepath: ")))
     assert code == 2, err
-    assert len(lines) == 1
     for words in says:
-        assert words in lines[0]
+        assert words in said
     assert not Path("out").exists()
 
 

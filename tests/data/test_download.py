@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import error_line
 
 from samepath.cli import main
 from samepath.data import download as module
@@ -383,8 +384,7 @@ def test_the_command(
     server.answers = [404]
     code, _, err = run("--to", str(tmp_path / "other"), "--url", server.url)
     assert code == 1
-    assert err.startswith("samepath: http://127.0.0.1")
-    assert err.count("\n") == 1
+    assert error_line(err).startswith("samepath: http://127.0.0.1")
     monkeypatch.setenv("SAMEPATH_DATA", str(tmp_path / "data"))
     assert run("--url", server.url)[0] == 0
     is_whole(tmp_path / "data" / FOLDER)

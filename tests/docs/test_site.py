@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import samepath
 from doc_figures import place_figure
 from docs_hooks import link_words
 
@@ -36,8 +37,15 @@ def test_the_site_builds_without_a_warning_and_asks_nobody(tmp_path: Path) -> No
     speed = pages["speed.html"].read_text(encoding="utf-8")
     assert "glossary.html#grain" in speed
     reference = pages["api.html"].read_text(encoding="utf-8")
-    for name in ("samepath.Recipe.batch_size", "samepath.start", "samepath.Session.prepare"):
+    for name in ("samepath.Recipe.batch_size", "samepath.train", "samepath.Session.prepare"):
         assert f'id="{name}"' in reference, name
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    named = re.findall(
+        r"^::: samepath\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
+    )
+    assert sorted(named) == sorted({*samepath.__all__} - {"__version__"})
 
 
 def test_the_first_use_of_a_word_is_linked() -> None:

@@ -139,9 +139,37 @@ def test_ctrl_c_while_workers_are_started(seconds: float, tmp_path: Path) -> Non
         with suppress(BlockingIOError, OSError):
             while piece := os.read(terminal, 1 << 16):
                 shown += piece
-    assert shown.replace(b"^C", b"").strip() == b"samepath: stopped by SIGINT"
+    first, last = shown.replace(b"^C", b"").decode().split("samepath: stopped")
+    assert " ".join(first.split()) == f"samepath: training {RECIPE} on 2 workers, into {out}"
+    assert last.strip() == "by SIGINT"
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     assert left_behind(out) == []
+
+
+def test_ctrl_c_while_verify_starts_a_run_on_one_worker(tmp_path: Path) -> None:
+    """Its process does not hear of it, and answers with no traceback."""
+    with on_terminal("verify", RECIPE, "-n", "1,2") as (process, terminal):
+        until = time.monotonic() + 120
+        while not (started := runs_alone(process.pid)):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        os.write(terminal, b"\x03")
+        assert process.wait(60) == 128 + signal.SIGINT
+        shown = b""
+        with suppress(BlockingIOError, OSError):
+            while piece := os.read(terminal, 1 << 16):
+                shown += piece
+    *_, last = shown.replace(b"^C", b"").decode().strip().splitlines()
+    assert last == "samepath: stopped by SIGINT"
+    assert b"KeyboardInterrupt" not in shown
+    assert not Path(f"/proc/{started[0]}").exists()
+
+
+def runs_alone(process: int) -> list[str]:
+    """Processes that `verify` has started for runs on one worker."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [c for c in children if b"verify.runs" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 def test_a_reader_that_leaves_ends_nothing(unhurt: tuple[str, Any], tmp_path: Path) -> None:

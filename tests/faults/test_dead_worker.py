@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import error_line
 from elastic_runs import SAMEPATH, harm, harmful, lines
 
 from samepath.engine.train import Request, train
@@ -58,8 +59,8 @@ def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     ended = command(tmp_path, "train", recipe, "-n", "3", "--out", "run")
     assert ended.returncode == 1
     assert ended.stdout == ""
-    pattern = r"samepath: worker 1 was ended by SIGKILL \(process \d+\)\n"
-    assert re.fullmatch(pattern, ended.stderr), ended.stderr
+    pattern = r"samepath: worker 1 was ended by SIGKILL \(process \d+\)"
+    assert re.fullmatch(pattern, error_line(ended.stderr)), ended.stderr
 
 
 SCRIPT = """

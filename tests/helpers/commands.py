@@ -18,3 +18,11 @@ def samepath(*arguments: object, code: int = 0) -> str:
         main([str(argument) for argument in arguments])
     assert ended.value.code == code, err.getvalue()
     return out.getvalue() or err.getvalue()
+
+
+def error_line(said: str) -> str:
+    """The one line about what is wrong, which nothing or what the command begins with precedes."""
+    *first, last = said.splitlines()
+    assert len(first) < 2, said
+    assert all(line.startswith("samepath: ") for line in [*first, last]), said
+    return last

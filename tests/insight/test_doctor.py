@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
+import tomllib
 from pathlib import Path
 
 import pytest
 from commands import samepath
 
 from samepath.insight.doctor import (
+    EXTRAS,
     GIB,
     Finding,
     cpu_quota,
@@ -44,6 +47,15 @@ def test_this_machine(tmp_path: Path) -> None:
     out = samepath("doctor", tmp_path)
     assert "run folders" in out
     assert "to look at" in out or "nothing is wrong" in out
+
+
+def test_packages_of_all_extras_are_listed() -> None:
+    content = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = content["project"]["optional-dependencies"]
+    needed = [
+        need for name in extras.keys() - {"dev", "docs", "benchmarks"} for need in extras[name]
+    ]
+    assert {re.split("[<>=]", need)[0] for need in needed} <= set(EXTRAS)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

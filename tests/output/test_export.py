@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import error_line
 from safetensors.torch import load_file
 from torch import nn
 
@@ -200,9 +201,7 @@ def test_bad_names_are_one_line(
     with pytest.raises(SystemExit) as ended:
         main(["export", str(run.folder.path.resolve()), *arguments])
     assert ended.value.code == 2
-    err = capfd.readouterr().err
-    assert says in err
-    assert err.count("\n") == 1
+    assert says in error_line(capfd.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.pt"]
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import error_line
 
 from samepath.cli import main
 from samepath.engine.launch.launch import launch
 from samepath.engine.verify import script, script_trace
-from samepath.engine.verify.script import ScriptRequest, ScriptVerdict, is_script, verify_script
+from samepath.engine.verify.script import ScriptRequest, ScriptVerdict, verify_script
+from samepath.engine.verify.what import is_script
 from samepath.errors import UserError, WorkerFailed
 
 LOOP = """
@@ -155,9 +157,7 @@ def test_bad_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         (["digits", "--", "--epochs"], "only a script takes that, and digits is a recipe"),
     ):
         assert exit_code("verify", *arguments) == 2
-        said = capfd.readouterr().err
-        assert words in said
-        assert said.count("\n") == 1
+        assert words in error_line(capfd.readouterr().err)
 
 
 def test_a_script_that_fails(tmp_path: Path) -> None:

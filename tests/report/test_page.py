@@ -52,6 +52,14 @@ def test_numbers_are_aligned_and_only_what_has_no_blank_is_broken(tmp_path: Path
     assert "<td>best</td>" in text
 
 
+def test_an_option_does_not_break_after_its_dashes(tmp_path: Path) -> None:
+    words = "too short (--minutes); a--b and -- are none: --workers-per-node."
+    write_page(tmp_path / "page.html", "t", [Section(heading="Advice", words=words, note=words)])
+    text = (tmp_path / "page.html").read_text()
+    assert re.findall("<code>(.*?)</code>", text) == 2 * ["--minutes", "--workers-per-node"]
+    assert re.search(r"code \{[^}]*white-space: nowrap", text)
+
+
 def test_a_drawing_is_a_chart_and_the_same_file_every_time(tmp_path: Path) -> None:
     files = [tmp_path / "a.svg", tmp_path / "b.svg"]
     for file in files:

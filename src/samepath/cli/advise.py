@@ -13,9 +13,24 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, print_report
 from samepath.errors import UserError
 
+MEASURED = "measured.json"
 
-@click.command()
-@click.argument("recipe")
+
+def parse_compute(text: str) -> float | Path:
+    """Read what --compute is given."""
+    if (factor := common.parse_number(text)) is not None:
+        return factor
+    folder = Path(text).parent if Path(text).name == MEASURED else Path(text)
+    if not (folder / MEASURED).is_file():
+        raise UserError(
+            f"--compute {text}: give a factor, such as 12, or a folder that `samepath advise` or "
+            f"`samepath profile` wrote on such a computer (it has {MEASURED})"
+        )
+    return folder
+
+
+@click.command(short_help="Measure a recipe, and say how many workers and nodes to take.")
+@common.recipe_argument()
 @common.data_option
 @common.keep_option
 @click.option(
@@ -30,11 +45,12 @@ from samepath.errors import UserError
 @common.setting(
     "--floor", 0.8, "F", "The least efficiency (speed-up / workers) that is worth its cost."
 )
-@common.setting(
+@click.option(
     "--compute",
-    1.0,
-    "FACTOR",
-    "How many times as fast as this machine the computers behind other networks are.",
+    metavar="FACTOR|FOLDER",
+    callback=common.parsed_by(parse_compute),
+    help="How many times as fast as this machine the computers behind other networks are; or an "
+    "advice or a profile of the recipe that was measured on one of them.  [1]",
 )
 @click.option(
     "--workers-per-node",
@@ -81,7 +97,7 @@ def advise(
     keep: str | None,
     networks: tuple[str, ...],
     floor: float,
-    compute: float,
+    compute: float | Path | None,
     workers_per_node: int | None,
     critical_batch: str,
     batch_sizes: list[int] | None,
@@ -100,8 +116,8 @@ def advise(
 
     Times grains, updates and reductions on real workers; tries learning rates in short runs; trains
     for the gradient noise scale. Times of more workers than this machine has are modelled, for
-    computers like this one (or --compute times as fast) joined by each network, up to
-    --max-workers. Writes a folder with advice.json, measured.json (for `samepath simulate`),
+    computers like this one (or as --compute says) joined by each network, up to --max-workers.
+    Writes a folder with advice.json, measured.json (for `samepath simulate`),
     figures and advice.html, in which learning rates and the noise scale are shown too.
 
     \b
@@ -111,17 +127,12 @@ def advise(
       samepath advise nodules --network 1GbE-pairs --price 0.35
       samepath advise my_recipe.py --network 10GbE --workers-per-node 4
       samepath advise nodules --network dgx-a100 --compute 40
+      samepath advise nodules --network 10GbE --compute from-the-cluster/nodules-advice-1
       samepath advise digits --batch-size 64 --critical-batch measured
       samepath advise my_recipe.py --critical-batch measured --on dask:slurm,memory=8GB
       samepath advise cifar10 --data cifar-10-batches-bin --minutes 10
     """
-    from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
-    from samepath.insight.advise.advise import advise as find_advice
-    from samepath.insight.advise.branches import FOLDER, BranchRequest
-    from samepath.insight.folder import choose_folder, read_finding
-    from samepath.report.advise import tables_in_short, write_advice
-    from samepath.study.opening import StudyRequest
-    from samepath.study.places.cluster import connected
+    from samepath.insight.folder import BRANCHES, choose_folder, read_finding
 
     if quick and minutes is not None:
         raise UserError("--quick is --minutes 1; give one of the two")
@@ -129,6 +140,16 @@ def advise(
     if not is_measured:
         only = ("batch_sizes", "branch_at", "branch_epochs", "branch_seeds", "on")
         common.refuse_given(only, lambda _, flag: f"{flag} needs --critical-batch measured")
+    folder = choose_folder("advice", recipe, out, begun=BRANCHES if is_measured else None)
+    common.announce(f"measuring {recipe} here", into=folder)
+
+    from samepath.insight.advise.advise import MINUTES, NETWORKS, QUICK_MINUTES, AdviseRequest
+    from samepath.insight.advise.advise import advise as find_advice
+    from samepath.insight.advise.branches import BranchRequest
+    from samepath.report.advise import tables_in_short, write_advice
+    from samepath.study.opening import StudyRequest
+    from samepath.study.places.cluster import connected
+
     branches = BranchRequest(
         at=branch_at,
         epochs=branch_epochs,
@@ -136,7 +157,6 @@ def advise(
         seeds=branch_seeds,
         on=on,
     )
-    folder = choose_folder("advice", recipe, out, begun=FOLDER if is_measured else None)
     request = AdviseRequest(
         recipe=recipe,
         data=data,
@@ -144,7 +164,8 @@ def advise(
         **asked,
         networks=networks or NETWORKS,
         floor=floor,
-        compute=compute,
+        compute=compute if isinstance(compute, float) else 1.0,
+        compute_from=compute if isinstance(compute, Path) else None,
         workers_per_node=workers_per_node,
         price_per_worker_hour=price,
         minutes=minutes if minutes is not None else QUICK_MINUTES if quick else MINUTES,

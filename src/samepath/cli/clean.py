@@ -7,7 +7,7 @@ import click
 from samepath.cli import common
 
 
-@click.command()
+@click.command(short_help="Remove what killed processes have left on this machine.")
 @click.option("--dry-run", is_flag=True, help="List what would go; remove nothing.")
 @common.json_option
 def clean(dry_run: bool, as_json: bool) -> None:
@@ -22,6 +22,8 @@ def clean(dry_run: bool, as_json: bool) -> None:
       samepath clean --dry-run
       samepath clean
     """
+    common.announce("looking for what killed processes have left")
+
     from samepath.engine.launch.leftovers import find, remove
 
     found = find()

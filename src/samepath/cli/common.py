@@ -1,4 +1,4 @@
-"""What several commands share: options, reading lists and numbers, JSON on standard output."""
+"""What several commands share: what they say first, options, reading lists and numbers, JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,33 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from samepath.console import CONTINUE, say
-from samepath.errors import UserError
+from samepath.console import CONTINUE, count, say
+from samepath.errors import UserError, no_run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
+_NUMBERS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Variables in which launchers leave a worker's number."""
+
+
+def announce(doing: str, *, on: object = None, into: object = None) -> None:
+    """Say on standard error what a command does, on how many workers, and where it writes.
+
+    A command calls it before it imports the library, which takes seconds. Of the workers that a
+    launcher started, the first one says it.
+    """
+    if any(os.environ.get(name, "0") != "0" for name in _NUMBERS):
+        return
+    if on is not None:
+        doing += f" on {_workers_words(on)}"
+    say(doing if into is None else f"{doing}, into {into}")
+
+
+def _workers_words(asked: object) -> str:
+    """What -n was given, in words."""
+    if asked == "auto":
+        return "all cores (or GPUs)"
+    return count(asked, "worker") if isinstance(asked, int) else f"{asked} workers"
 
 
 def parse_list(option: str, text: str) -> list[str]:
@@ -69,6 +91,24 @@ def parse_epoch(text: str) -> int | Literal["best"]:
 def parsed_by(parse: Callable[[str], Any]) -> Callable[..., Any]:
     """Make a click callback: an option's text, if it was given, as what `parse` makes of it."""
     return lambda context, option, text: None if text is None else parse(text)
+
+
+def known_recipes(context: click.Context, option: click.Parameter, given: Any) -> Any:
+    """Refuse, before the library is loaded, a recipe that is no built-in name and no file."""
+    from samepath.builtin import refuse_unknown
+
+    for name in [given] if isinstance(given, str) else given or ():
+        if not context.resilient_parsing:
+            refuse_unknown(name)
+    return given
+
+
+def runs_there(context: click.Context, option: click.Parameter, given: Any) -> Any:
+    """Refuse, before the library is loaded, a folder without a run."""
+    for folder in [given] if isinstance(given, Path) else given or ():
+        if not context.resilient_parsing and not (folder / "run.json").is_file():
+            raise no_run(folder)
+    return given
 
 
 def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -204,6 +244,16 @@ def complete_recipe(context: click.Context, option: click.Parameter, typed: str)
 
     names = [CompletionItem(name) for name in BUILT_IN if name.startswith(typed)]
     return [*names, CompletionItem(typed, type="file")]
+
+
+def recipe_argument(name: str = "recipe", **more: Any) -> Callable[[Command], Command]:
+    """A recipe, which is a built-in name or a file; or several."""
+    return click.argument(name, shell_complete=complete_recipe, callback=known_recipes, **more)
+
+
+def run_argument(name: str = "run", **more: Any) -> Callable[[Command], Command]:
+    """The folder of a run; or several."""
+    return click.argument(name, type=PATH, callback=runs_there, **more)
 
 
 def refuse_given(names: tuple[str, ...], why: Callable[[str, str], str]) -> None:

@@ -24,7 +24,7 @@ def parse_window(text: str) -> tuple[float, float]:
     return low, high
 
 
-@click.command()
+@click.command(short_help="Make equal cubes of scans, for train nodules --data.")
 @click.argument("source", type=common.PATH)
 @common.out_option("The folder to make (new).", required=True)
 @common.setting("--side", 16, None, "Voxels along each side.")
@@ -63,6 +63,8 @@ def cubes(
       samepath cubes crops --out crop-cubes --side 32 --window -1000,400
       samepath cubes volumes.npz --out cubes --window 0,4095
     """
+    common.announce(f"making cubes of {source}", into=out)
+
     from samepath.data.formats.scans import CubeSettings
     from samepath.data.formats.volumes import load_volumes, make_cubes
     from samepath.report.nodules import draw_cubes

@@ -47,7 +47,7 @@ def parse_eps(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 @click.command()
-@click.argument("recipe")
+@common.recipe_argument()
 @common.out_option("The folder to write.", required=True, metavar="DIR")
 @common.data_option
 @click.option("--keep", metavar="FILE", help="A keep-list to begin with: what it drops stays so.")
@@ -146,6 +146,8 @@ def curate_itself(as_json: bool, **asked: Any) -> None:
     Did it help?
       samepath curate compare --help
     """
+    common.announce(f"curating {asked['recipe']}", on=asked["num_workers"], into=asked["out"])
+
     from samepath.curation.pipeline import curate as curate_request
     from samepath.curation.request import CurateRequest
     from samepath.report.curation import write_curation_report
@@ -209,7 +211,7 @@ def parse_decays(text: str) -> tuple[float, ...]:
 
 
 @click.command()
-@click.argument("recipe")
+@common.recipe_argument()
 @common.data_option
 @click.option("--keep", required=True, type=common.PATH, help="The keep-list.")
 @click.option(
@@ -256,6 +258,9 @@ def compare(
     Example:
       samepath curate compare cifar10-small --keep curated/keep.csv --batch-sizes 64,256,1024
     """
+    out = out or keep.parent / "compare"
+    common.announce(f"training {asked['recipe']} with and without {keep}", into=out)
+
     from samepath.curation.compare import Wanted, to_json
     from samepath.curation.compare import compare as compare_all
     from samepath.report.curation import comparison_table, finish_comparison
@@ -264,7 +269,7 @@ def compare(
 
     request = StudyRequest(
         seeds=common.parse_counts("--seeds", str(seeds))[0],
-        out=out or keep.parent / "compare",
+        out=out,
         command=tuple(sys.argv),
         **asked,
     )
@@ -284,7 +289,7 @@ def compare(
         print_report([(title, comparison_table(found), "")], found.verdict, page)
 
 
-curate = CurateGroup("curate", short_help="Find the training examples that hurt; a keep-list.")
+curate = CurateGroup("curate", short_help="Find training examples that hurt; write a keep-list.")
 curate.itself = curate_itself
 curate.help = curate_itself.help
 curate.add_command(compare)

@@ -13,8 +13,8 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, print_table, print_text
 
 
-@click.command()
-@click.argument("runs", type=common.PATH, nargs=-1, required=True, metavar="RUN...")
+@click.command(short_help="Look at the loss around a run's weights: sharp or flat?")
+@common.run_argument("runs", nargs=-1, required=True, metavar="RUN...")
 @common.workers_option
 @click.option(
     "--examples",
@@ -48,12 +48,16 @@ def curvature(runs: tuple[Path, ...], out: Path | None, as_json: bool, **asked: 
       samepath curvature runs/batch-32 runs/batch-1024 --examples 1024
       samepath curvature runs/nodules-1 --epoch best --top 5
     """
-    from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
     from samepath.insight.folder import choose_folder
+
+    folder = choose_folder("curvature", str(runs[0].resolve()), out)
+    whose = ", ".join(map(str, runs))
+    common.announce(f"measuring the loss around {whose}", on=asked["num_workers"], into=folder)
+
+    from samepath.insight.curvature.curvature import CurvatureRequest, measure_curvature
     from samepath.report.curvature import verdict, write_curvature
 
     request = CurvatureRequest(runs=runs, watcher=LiveWatcher, **asked)
-    folder = choose_folder("curvature", str(runs[0].resolve()), out)
     with common.stdout_kept_for_json(as_json):
         found = measure_curvature(request, vectors=folder)
         write_curvature(folder, found, sys.argv)

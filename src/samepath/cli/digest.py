@@ -10,8 +10,8 @@ from samepath.cli import common
 from samepath.console import say
 
 
-@click.command()
-@click.argument("run", type=common.PATH)
+@click.command(short_help="Recompute a run's digest from its newest checkpoint.")
+@common.run_argument()
 @common.json_option
 def digest(run: Path, as_json: bool) -> None:
     """Recompute the digest of RUN from its newest checkpoint.
@@ -22,6 +22,8 @@ def digest(run: Path, as_json: bool) -> None:
     \b
     Example: samepath digest runs/digits-1
     """
+    common.announce(f"computing the digest of {run}")
+
     from samepath.engine.state.checkpoint import load_newest
     from samepath.engine.state.run_folder import RunFolder
     from samepath.errors import CheckpointDamaged

@@ -15,7 +15,7 @@ from samepath.console import count, print_report, print_table, print_text
 from samepath.errors import UserError
 
 
-@click.command()
+@click.command(short_help="Look at this machine, and say what to mend.")
 @click.argument("folder", type=common.PATH, default=".")
 @click.option(
     "--certify",
@@ -24,6 +24,7 @@ from samepath.errors import UserError
     flag_value="digits",
     metavar="[RECIPE]",
     shell_complete=common.complete_recipe,
+    callback=common.known_recipes,
     help="Try the promise at 1 to all GPUs (without one: cores), beside DDP, and write a "
     "certificate. RECIPE is digits when not given.",
 )
@@ -51,6 +52,8 @@ def doctor(folder: Path, recipe: str | None, out: Path | None, as_json: bool) ->
         return _certify(recipe, folder, out, as_json=as_json)
     if out is not None:
         raise UserError(f"--out {out}: only a certificate is written; add --certify")
+    common.announce("looking at this machine")
+
     from samepath.insight.doctor import examine
 
     findings = examine(folder)
@@ -67,14 +70,17 @@ def doctor(folder: Path, recipe: str | None, out: Path | None, as_json: bool) ->
 
 
 def _certify(recipe: str, folder: Path, out: Path | None, *, as_json: bool) -> int:
-    from samepath.insight.certificate import tables, verdict
-    from samepath.insight.certify import certify
     from samepath.insight.folder import choose_folder
 
     place = choose_folder("certificate", recipe, out)
     there = next(each for each in place.absolute().parents if each.exists())
     if not os.access(place if place.exists() else there, os.W_OK):
         raise UserError(f"--out {place} cannot be made (not writable); give another folder")
+    common.announce(f"certifying {recipe} on this machine", into=place)
+
+    from samepath.insight.certificate import tables, verdict
+    from samepath.insight.certify import certify
+
     with common.stdout_kept_for_json(as_json):
         content = certify(recipe, folder, lambda text: click.echo(text, err=True))
     page = _write(place, content)

@@ -12,7 +12,7 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, SilentWatcher
 
 
-@click.command()
+@click.command(short_help="Download a data set, check it and unpack it.")
 @click.argument("name", type=click.Choice(["cifar10"]))
 @click.option(
     "--to",
@@ -32,6 +32,8 @@ def download(name: str, to: Path | None, url: str | None, as_json: bool) -> None
       samepath download cifar10
       samepath download cifar10 --to /data
     """
+    common.announce(f"downloading {name}", into=to)
+
     from dataclasses import replace
 
     from samepath.data.download import ARCHIVES, download_folder

@@ -11,8 +11,8 @@ from samepath.cli import common
 from samepath.console import status
 
 
-@click.command()
-@click.argument("run", type=common.PATH)
+@click.command(short_help="Write a run's model to a file that needs no samepath.")
+@common.run_argument()
 @click.option(
     "--to",
     type=common.PATH,
@@ -42,6 +42,8 @@ def export(run: Path, to: Path, kind: Any, as_json: bool, **asked: Any) -> None:
       samepath export runs/nodules-1 --epoch best --to model.onnx
       samepath export runs/digits-1 --to model.pt --format torchscript
     """
+    common.announce(f"exporting the model of {run}", into=to)
+
     from samepath.output.export import export as export_run
 
     with common.stdout_kept_for_json(as_json), status("exporting ..."):

@@ -12,8 +12,8 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, print_report
 
 
-@click.command()
-@click.argument("recipe")
+@click.command(short_help="Cross-validate a recipe: train it K times.")
+@common.recipe_argument()
 @common.data_option
 @common.setting("--folds", 5, "K", "Parts that are held out in turn.")
 @click.option(
@@ -78,6 +78,10 @@ def folds(
       samepath folds my_recipe.py --groups patients.csv:patient --stratify label --repeats 3
       samepath predict folds/my_recipe --data new_images.npy --out ensemble.npz
     """
+    common.refuse_workers_elsewhere(num_workers, asked["on"])
+    out = out or Path("folds") / Path(recipe).stem
+    common.announce(f"training {folds} folds of {recipe}", on=num_workers, into=out)
+
     from samepath.report.folds import finish_folds, tables_in_short
     from samepath.study.folds import cross_validate, to_json
     from samepath.study.opening import StudyRequest
@@ -87,8 +91,6 @@ def folds(
     split = SplitRequest(
         folds=folds, groups=groups, stratify=stratify, repeats=repeats, examples=examples
     )
-    common.refuse_workers_elsewhere(num_workers, asked["on"])
-    out = out or Path("folds") / Path(recipe).stem
     request = StudyRequest(recipe=recipe, out=out, command=tuple(sys.argv), **asked)
     with common.to_be_continued(as_json), connected(request):
         watcher = LiveWatcher(own_thread=False)

@@ -38,8 +38,8 @@ class _Generate(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_Generate)
-@click.argument("run", type=common.PATH)
+@click.command(cls=_Generate, short_help="Generate new nodules from a run, and judge them.")
+@common.run_argument()
 @common.setting("--count", 100, None, "How many.")
 @click.option("--category", help="A class: malignant, say.  [all, as trained on]")
 @click.option(
@@ -95,6 +95,8 @@ def generate(
       samepath generate runs/nodules-1 --count 20 --epoch best --side 64 --out new.nii.gz
       samepath generate runs/ct --category 1 --diameter 8:12 --into cubes.npz
     """
+    common.announce(f"generating {asked['count']} nodules from {asked['run']}", into=asked["out"])
+
     from samepath.engine.state.reopen import reopen
     from samepath.recipes.nodules.ct_files import makes_cubes
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from samepath.cli import common
+from samepath.console import print_text
 from samepath.errors import UserError
 
 
@@ -16,7 +17,7 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-@click.command()
+@click.command(short_help="Write a recipe for your data or your training script.")
 @click.argument("data", required=False)
 @click.option(
     "--kind",
@@ -61,9 +62,9 @@ def init(
         facts = {"kind": written.kind, "found": written.found, "look": written.look}
         common.print_json({"out": str(written.out), **facts, "commands": written.commands})
         return
-    click.echo(f"{written.out}: {written.kind}, {written.found}")
+    print_text(f"{written.out}: {written.kind}, {written.found}")
     for words in written.look:
-        click.echo(f"  look at: {words}")
+        print_text(f"  look at: {words}", 4)
     click.echo("Try:")
     for command in written.commands:
         click.echo(f"  {command}")

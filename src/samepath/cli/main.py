@@ -36,7 +36,7 @@ def cli() -> None:
 
     \b
     Try:
-      samepath train digits            all cores; the result does not depend on how many
+      samepath train digits            on all cores
       samepath verify digits -n 1,2,3  prove it
     """
 

@@ -12,7 +12,7 @@ from samepath.cli.cubes import parse_window
 from samepath.console import count, status
 
 
-@click.command()
+@click.command(short_help="Write cubes as volumes that 3D Slicer and MONAI open.")
 @click.argument("cubes", type=common.PATH, metavar="CUBES")
 @common.out_option("The folder to write.", required=True)
 @common.setting(
@@ -54,6 +54,8 @@ def pairs(
       samepath pairs new.npz --out new
       samepath pairs new.npz --out new-dicom --format dicom
     """
+    common.announce(f"writing {cubes} as {format} pairs", into=out)
+
     from samepath.data.formats.pairs import write_pairs
 
     with status("writing the volumes") as line:

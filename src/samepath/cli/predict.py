@@ -11,7 +11,7 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, count
 
 
-@click.command()
+@click.command(short_help="Write what a run's model says of data.")
 @click.argument("run", type=common.PATH)
 @click.option(
     "--data",
@@ -39,6 +39,8 @@ def predict(run: Path, data: str, out: Path, as_json: bool, **asked: Any) -> Non
       samepath predict runs/digits-1 --data new_images.npy --out predictions.csv -n 4
       samepath predict folds/digits --data new_images.npy --out ensemble.npz
     """
+    common.announce(f"writing predictions of {run} for {data}", on=asked["num_workers"], into=out)
+
     from samepath.output.predict import predict_to
 
     with common.stdout_kept_for_json(as_json):

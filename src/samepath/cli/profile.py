@@ -12,8 +12,8 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, print_report, say
 
 
-@click.command()
-@click.argument("recipe")
+@click.command(short_help="Show where the time of a recipe's steps goes.")
+@common.recipe_argument()
 @common.data_option
 @common.keep_option
 @common.workers_option
@@ -61,6 +61,10 @@ def profile(
       samepath profile my_recipe.py -n 4 --engine queue --cycle-ms 1 --steps 30
     """
     from samepath.insight.folder import choose_folder, read_finding
+
+    folder = choose_folder("profile", recipe, out)
+    common.announce(f"profiling {recipe}", on=num_workers, into=folder)
+
     from samepath.insight.profile.profile import ProfileRequest
     from samepath.insight.profile.profile import profile as profile_recipe
     from samepath.insight.profile.queue_reduction import QueueSettings
@@ -88,7 +92,6 @@ def profile(
         measure=not no_measure,
         watcher=LiveWatcher,
     )
-    folder = choose_folder("profile", recipe, out)
     with common.stdout_kept_for_json(as_json):
         found = profile_recipe(request, say)
         if found is None:  # a launcher's worker: the first one writes

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from samepath.cli import common
+from samepath.console import print_text
 
 
-@click.command()
+@click.command(short_help="List the built-in recipes.")
 @common.json_option
 def recipes(as_json: bool) -> None:
     """List the built-in recipes, one line each.
@@ -23,4 +24,4 @@ def recipes(as_json: bool) -> None:
         return
     width = max(map(len, lines))
     for name, text in lines.items():
-        click.echo(f"{name:<{width}}  {text}")
+        print_text(f"{name:<{width}}  {text}", width + 2)

@@ -9,7 +9,10 @@ import click
 from samepath.cli import common
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    short_help="Run a script of your own on several workers.",
+)
 @common.workers_option
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -21,6 +24,8 @@ def run(num_workers: int | Literal["auto"], script: str, arguments: tuple[str, .
     \b
     Example: samepath run -n 2 examples/own_loop.py
     """
+    common.announce(f"running {script}", on=num_workers)
+
     from samepath.engine.launch.launch import launch_script
     from samepath.engine.run.request import available_workers
 

@@ -10,9 +10,9 @@ from samepath.cli import common
 from samepath.console import status
 
 
-@click.command()
-@click.argument("run", type=common.PATH)
-@click.argument("others", type=common.PATH, nargs=-1)
+@click.command(short_help="Draw what a run learned, on one page.")
+@common.run_argument()
+@common.run_argument("others", nargs=-1)
 @common.out_option("Folder to draw into.  [RUN/show]")
 @common.json_option
 def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
@@ -28,6 +28,8 @@ def show(run: Path, others: tuple[Path, ...], out: Path | None, as_json: bool) -
       samepath show runs/nodules-1
       samepath show runs/one-worker runs/two-workers
     """
+    common.announce(f"drawing {run}", into=out or run / "show")
+
     from samepath.report.page import pictures_in
     from samepath.report.show import show_run
 

@@ -39,7 +39,7 @@ def parse_worker_range(text: str) -> list[int]:
     return sorted(set(found))
 
 
-@click.command()
+@click.command(short_help="Simulate a recipe's step on machines you do not have.")
 @click.argument("source", metavar="RECIPE|FOLDER")
 @common.data_option
 @common.keep_option
@@ -113,8 +113,6 @@ def simulate(
       samepath simulate insight/nodules-advice-1 --network 1GbE,10GbE --stragglers 0.1
     """
     from samepath.insight.folder import choose_folder
-    from samepath.insight.simulate import SimulationRequest, run_simulation, verdict
-    from samepath.report.simulate import NOTE, PAGE, curve_table, write_simulation
 
     from_folder = Path(source).is_dir()
     if from_folder:
@@ -124,6 +122,13 @@ def simulate(
                 f"{option} is for a recipe, but {source} has been measured already; leave it out"
             ),
         )
+    folder = choose_folder("simulation", Path(source).name if from_folder else source, out)
+    doing = "simulating" if from_folder else "measuring and simulating"
+    common.announce(f"{doing} {source}", into=folder)
+
+    from samepath.insight.simulate import SimulationRequest, run_simulation, verdict
+    from samepath.report.simulate import NOTE, PAGE, curve_table, write_simulation
+
     request = SimulationRequest(
         source=source,
         workers=tuple(workers or ()),
@@ -131,7 +136,6 @@ def simulate(
         policies=tuple(dict.fromkeys(common.parse_list("--policy", policy))),
         **asked,
     )
-    folder = choose_folder("simulation", Path(source).name if from_folder else source, out)
     with common.stdout_kept_for_json(as_json), status("measuring and simulating"):
         simulation = run_simulation(request, say)
         content = write_simulation(folder, simulation, sys.argv)

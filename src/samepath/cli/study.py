@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -59,14 +60,8 @@ def parse_target(text: str) -> dict[str, Any]:
     raise UserError(f"--target {text}: give a loss, such as 0.003, auto, auto:0.5, or tuned")
 
 
-@click.command()
-@click.argument(
-    "recipes",
-    nargs=-1,
-    required=True,
-    metavar="RECIPE...",
-    shell_complete=common.complete_recipe,
-)
+@click.command(short_help="Race strategies for many workers to a loss.")
+@common.recipe_argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
 @config_option
 @common.data_option
 @common.keep_option
@@ -167,6 +162,16 @@ def study(
       samepath study digits --batch-sizes 16,64,256 --learning-rates 0.001,0.003,0.01
       samepath study my_recipe.py --seeds 5 --on dask:slurm,cores=4,memory=8GB,jobs=20
     """
+    if len(recipes) > 1:
+        _refuse_with_several(target, asked["learning_rate"])
+    if learning_rates is not None and batch_sizes is None:
+        raise UserError("--learning-rates needs --batch-sizes; for a race, use --learning-rate")
+    if batch_sizes is not None:
+        common.refuse_given(_OF_A_RACE, _not_of_a_race)
+    doing = "training each batch size of" if batch_sizes else "racing strategies of"
+    into = asked["out"] or Path("studies") / "+".join(Path(recipe).stem for recipe in recipes)
+    common.announce(f"{doing} {', '.join(recipes)}", into=into)
+
     from samepath.insight.study_batch import plans_for, with_measured_batch
     from samepath.report.study import finish_study, tables_in_short
     from samepath.study.batches import batch_study
@@ -175,12 +180,6 @@ def study(
     from samepath.study.race import race
     from samepath.study.results import to_json
 
-    if len(recipes) > 1:
-        _refuse_with_several(target, asked["learning_rate"])
-    if learning_rates is not None and batch_sizes is None:
-        raise UserError("--learning-rates needs --batch-sizes; for a race, use --learning-rate")
-    if batch_sizes is not None:
-        common.refuse_given(_OF_A_RACE, _not_of_a_race)
     request = StudyRequest(
         recipe=recipes[0],
         strategies=tuple(common.parse_list("--strategies", strategies)),

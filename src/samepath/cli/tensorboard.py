@@ -10,7 +10,7 @@ from samepath.cli import common
 from samepath.console import count, say, status
 
 
-@click.command()
+@click.command(short_help="Write TensorBoard event files of runs.")
 @click.argument("folder", type=common.PATH, metavar="RUN|DIR")
 @common.out_option(
     "Folder for the event files, one below it for each run.  [RUN/tensorboard]", metavar="LOGDIR"
@@ -28,6 +28,8 @@ def tensorboard(folder: Path, out: Path | None, as_json: bool) -> None:
       samepath tensorboard runs/digits-1
       samepath tensorboard runs --out /tmp/logs
     """
+    common.announce(f"writing event files of {folder}", into=out)
+
     from samepath.web.dashboard.tensorboard import convert
 
     with status("writing event files ...") as line:

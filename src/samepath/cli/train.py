@@ -17,10 +17,7 @@ from samepath.cli.config_file import config_option
 from samepath.console import LiveWatcher, may_be_closed
 from samepath.errors import UserError
 
-_SHOWN = (
-    *("steps", "train_loss", "valid_loss", "step_seconds", "num_workers"),
-    *("staleness_mean", "staleness_max", "digest"),
-)
+_SHOWN = ("step_seconds", "num_workers", "staleness_mean", "staleness_max", "digest")
 
 
 def parse_target(text: str) -> float | Literal["none"]:
@@ -40,8 +37,8 @@ def parse_range(text: str) -> tuple[int, int]:
     return int(least), int(most)
 
 
-@click.command()
-@click.argument("recipe", shell_complete=common.complete_recipe)
+@click.command(short_help="Train a recipe on any number of workers.")
+@common.recipe_argument()
 @config_option
 @common.data_option
 @common.keep_option
@@ -153,17 +150,10 @@ def train(
       samepath train nodules --strategy warmup:epochs=10 --as-workers 8
       samepath train nodules --strategy asynchronous:bound=4 -n 4
     """
-    from samepath.data.loaders import TIMEOUT_SECONDS
-    from samepath.engine.comm.environment import read_place
-    from samepath.engine.elastic.machine import WorkerRange
-    from samepath.engine.train import Request
-    from samepath.engine.train import train as train_request
-
     workers: Any = num_workers
-    machine = None
+    ends = None
     if ":" in num_workers:
-        least, most = parse_range(num_workers)
-        workers, machine = WorkerRange(least=least, most=most), common.machine_of(here, interface)
+        ends = parse_range(num_workers)
     elif here is not None or interface is not None:
         raise UserError(
             f"--here and --interface are for a range of workers, and -n is {num_workers}; "
@@ -176,6 +166,19 @@ def train(
         workers = common.parse_workers(num_workers)
     if overwrite and out is not None and not yes:
         confirm_overwrite(out)
+    doing = f"continuing the run of {recipe}" if resume else f"training {recipe}"
+    common.announce(doing, on=workers, into=out)
+
+    from samepath.data.loaders import TIMEOUT_SECONDS
+    from samepath.engine.comm.environment import read_place
+    from samepath.engine.elastic.machine import WorkerRange
+    from samepath.engine.train import Request
+    from samepath.engine.train import train as train_request
+
+    machine = None
+    if ends is not None:
+        workers = WorkerRange(least=ends[0], most=ends[1])
+        machine = common.machine_of(here, interface)
     request = Request(
         recipe=recipe,
         data=data,
@@ -202,8 +205,8 @@ def train(
     return exit_code(asdict(result))
 
 
-@click.command()
-@click.argument("run", type=common.PATH)
+@click.command(short_help="Bring this machine's workers to a run under way.")
+@common.run_argument()
 @common.machine_options
 @common.other_hardware_option
 @common.json_option
@@ -221,6 +224,8 @@ def join(
       samepath join runs/a --here 2                       in another terminal
       samepath join /shared/runs/a --interface eth0       on another machine
     """
+    common.announce(f"joining the run in {run}")
+
     from samepath.engine.train import join as join_run
 
     with common.stdout_kept_for_json(as_json):
@@ -266,7 +271,7 @@ def print_result(recipe: str, folder: Path, result: dict[str, Any], as_json: boo
 
 def _summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
     from samepath.engine.state.run_folder import RunFolder
-    from samepath.report.words import noise_words
+    from samepath.report.words import duration, noise_words
 
     again = f"samepath train {recipe} --out {folder} --resume"
     words = {
@@ -278,13 +283,20 @@ def _summarize(recipe: str, folder: Path, result: dict[str, Any]) -> None:
         "interrupted": f"stopped; continue with: {again}",
     }
     said = words[str(result["status"])]
+    target = RunFolder(folder).read()["config"].get("target")
     if result["status"] == "target":
-        target = RunFolder(folder).read()["config"]["target"]
         said += f": a validation loss of {result['valid_loss']:.6g}, at most {target:g}"
     click.echo(said)
-    shown = {name: result[name] for name in _SHOWN if result[name] is not None}
+    shown: dict[str, Any] = {name: result[name] for name in ("steps", "train_loss")}
+    shown |= {f"train_{name}": value for name, value in result["train_metrics"].items()}
+    shown |= {"valid_loss": result["valid_loss"], "target": target}
+    shown |= {f"valid_{name}": value for name, value in result["metrics"].items()}
+    shown["elapsed"] = duration(result["seconds"])
+    shown |= {name: result[name] for name in _SHOWN}
     noise = [result[f"noise_{name}"] for name in ("scale", "low", "high")]
     if noise[0] is not None:
         shown["noise_scale"] = noise_words(*noise)
-    for name, value in {**shown, "run": folder}.items():
-        click.echo(f"  {name:<14} {f'{value:.6g}' if isinstance(value, float) else value}")
+    known = {name: value for name, value in shown.items() if value is not None} | {"run": folder}
+    width = max(map(len, known))
+    for name, value in known.items():
+        click.echo(f"  {name:<{width}}  {f'{value:.6g}' if isinstance(value, float) else value}")

@@ -22,8 +22,8 @@ _OF_RECIPES = (
 )
 
 
-@click.command()
-@click.argument("recipe", metavar="RECIPE|SCRIPT")
+@click.command(short_help="Train at several worker counts, and compare every bit.")
+@common.recipe_argument(metavar="RECIPE|SCRIPT")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @common.data_option
 @common.keep_option
@@ -89,9 +89,7 @@ def verify(
       samepath verify my_recipe.py -n 1,1     is it repeatable at all?
       samepath verify my_loop.py -n 1,2,3 --link data -- --epochs 2
     """
-    from samepath.engine.verify.script import is_script
-    from samepath.engine.verify.verify import VerifyRequest
-    from samepath.engine.verify.verify import verify as verify_request
+    from samepath.engine.verify.what import is_script
 
     given = None if counts is None else common.parse_counts("-n", counts)
     if is_script(recipe):
@@ -107,6 +105,11 @@ def verify(
     if arguments or links:
         what = " ".join(arguments) or "--link"
         raise UserError(f"{what}: only a script takes that, and {recipe} is a recipe; leave it out")
+    common.announce(f"verifying {recipe} on {_counts_words(given)}")
+
+    from samepath.engine.verify.verify import VerifyRequest
+    from samepath.engine.verify.verify import verify as verify_request
+
     request = VerifyRequest(
         recipe=recipe,
         data=data,
@@ -125,6 +128,10 @@ def verify(
     return 0 if verdict.equal else 1
 
 
+def _counts_words(counts: list[int] | None) -> str:
+    return "several worker counts" if counts is None else f"{','.join(map(str, counts))} workers"
+
+
 def _verify_script(
     script: str,
     arguments: tuple[str, ...],
@@ -133,6 +140,8 @@ def _verify_script(
     *,
     as_json: bool,
 ) -> int:
+    common.announce(f"verifying the script {script} on {_counts_words(counts)}")
+
     from dataclasses import asdict
 
     from samepath.engine.verify.script import COUNTS, ScriptRequest, verify_script

@@ -21,7 +21,7 @@ serving_options = common.all_of(
 )
 
 
-@click.command()
+@click.command(short_help="Look at a curation in the browser, and correct it.")
 @click.argument("folder", type=common.PATH, metavar="DIR")
 @click.option(
     "--keep",
@@ -57,6 +57,8 @@ def explore(
       samepath explore curated/digits
       samepath explore curated/digits --export digits.html
     """
+    common.announce(f"opening {folder}", into=out)
+
     from samepath.web.explorer.app import open_explorer
     from samepath.web.explorer.explorer import Explorer
     from samepath.web.explorer.exports import write_export
@@ -74,7 +76,7 @@ def explore(
         _serve(page, said, {"keep": str(explorer.keep)}, no_browser=no_browser, as_json=as_json)
 
 
-@click.command()
+@click.command(short_help="See runs, studies and findings in the browser.")
 @click.argument("folder", type=common.PATH, metavar="[DIR]", default=Path())
 @serving_options
 @common.json_option
@@ -83,14 +85,17 @@ def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
 
     Runs are drawn live while they train, alone or several over one another; studies, advice,
     profiles, curvature and simulations show their reports. Without DIR it is the current folder; a
-    folder with nothing in it yet fills as you go. It only looks: nothing is changed. Only this
-    machine can reach the page; it needs no network. Ctrl-C ends it.
+    folder with nothing in it yet fills as you go. Runs are not changed; a note that you write on
+    one goes to note.txt in its folder. Only this machine can reach the page; it needs no network.
+    Ctrl-C ends it.
 
     \b
     Examples:
       samepath ui
       samepath ui runs --port 8000 --no-browser
     """
+    common.announce(f"opening what is under {folder.resolve()}")
+
     from samepath.web.dashboard.app import open_ui
 
     with open_ui(folder, port) as page:
@@ -98,7 +103,7 @@ def ui(folder: Path, port: int, no_browser: bool, as_json: bool) -> None:
         _serve(page, said, {"folder": str(folder)}, no_browser=no_browser, as_json=as_json)
 
 
-@click.command()
+@click.command(short_help="Ask a reader which cubes are real and which generated.")
 @click.argument("real", type=common.PATH, metavar="REAL")
 @click.argument("generated", type=common.PATH, metavar="GENERATED")
 @common.setting("--count", 50, None, "Cubes of each kind that are shown.")
@@ -127,10 +132,12 @@ def turing(
       samepath turing ct_nodules32.npz new.npz
       samepath turing ct_nodules32.npz new.npz --count 100 --seed 1 --out anna.json
     """
+    out = out or Path("turing.json")
+    common.announce(f"opening {real} and {generated}", into=out)
+
     from samepath.console import print_table
     from samepath.web.turing.app import open_turing
 
-    out = out or Path("turing.json")
     with open_turing(real, generated, out, count=count, seed=seed, port=port) as (test, page):
         said = f"{len(test.votes)} of {len(test)} votes in {out}; Ctrl-C ends it, votes are kept"
         _serve(page, said, {"votes": str(out)}, no_browser=no_browser, as_json=as_json)

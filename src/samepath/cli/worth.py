@@ -12,7 +12,7 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, print_report
 
 
-@click.command()
+@click.command(short_help="Measure what generated nodules are worth to a classifier.")
 @click.argument("generator", metavar="GENERATOR")
 @click.option(
     "--data",
@@ -88,14 +88,17 @@ def worth(
       samepath worth nodules-small --data ct_nodules32.npz --folds 2 --seeds 2 --percents 100 \\
         --epochs 5 --generator-epochs 5
     """
+    common.refuse_workers_elsewhere(num_workers, on)
+    out = out or Path("worth") / Path(asked["generator"]).stem
+    what = f"measuring what nodules of {asked['generator']} are worth to {classifier}"
+    common.announce(what, on=num_workers, into=out)
+
     from samepath.recipes.nodules.worth.page import finish_worth, tables_in_short
     from samepath.recipes.nodules.worth.runs import WorthRequest, measure_worth, to_json
     from samepath.study.opening import StudyRequest
     from samepath.study.places.cluster import connected
 
-    common.refuse_workers_elsewhere(num_workers, on)
     wanted = WorthRequest(**asked)
-    out = out or Path("worth") / Path(wanted.generator).stem
     request = StudyRequest(
         recipe=classifier,
         data=data,

@@ -41,7 +41,12 @@ MOST_BUSY = 0.5
 MOST_SKEW_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 LAUNCHERS = ("torchrun", "mpirun", "srun", "sbatch")
-EXTRAS = ("tensorboard", "SimpleITK", "onnx", "monai", "lightning", "transformers", "torchvision")
+EXTRAS = (
+    *("tensorboard", "wandb", "mlflow-skinny", "trackio", "SimpleITK", "pydicom", "highdicom"),
+    *("pyarrow", "onnx", "onnxscript", "onnxruntime", "monai", "nibabel", "lightning"),
+    *("transformers", "distributed", "dask-jobqueue", "ray", "torchvision"),
+)
+"""Packages that parts of samepath need, and torchvision, which some of them bring."""
 _VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME"),
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "TMPDIR"),

@@ -24,6 +24,8 @@ from samepath.version import __version__
 Kind: TypeAlias = Literal["advice", "profile", "curvature", "simulation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMAT = 1
+BRANCHES = "branches"
+"""Folder of the runs that an advice trains, inside its own."""
 
 
 def choose_folder(kind: str, name: str, out: Path | None, begun: str | None = None) -> Path:

@@ -36,7 +36,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 1160px; margin: 0 auto;
   padding: 1.5rem 1.25rem 4rem; color: var(--ink); background: var(--ground); }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 1rem; }
 h2 { font-size: 1.1rem; margin: 0 0 .6rem; }
-a { color: var(--accent); }
+a { color: var(--accent); } code { font-size: .95em; white-space: nowrap; }
 section { margin: 1.1rem 0; padding: 1rem 1.25rem; border: 1px solid var(--line);
   border-radius: 8px; background: var(--panel); scroll-margin-top: 1rem; }
 section > :last-child { margin-bottom: 0; }
@@ -71,6 +71,7 @@ th { font-weight: 600; color: var(--quiet); }
 _NUMBER = re.compile(r"[<>~±+\-\u2212]?\d[\d,.]*(e[+-]?\d+)?(\s?\S{1,4})?")
 _LONG = re.compile(r"\S{24}")
 """A word that no column has room for, such as a digest."""
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _FEW = 4
 """Sections from which on a page has a table of contents."""
 _SAID = ("Verdict", "In short", "Simulated", "Sharpness")
@@ -113,7 +114,7 @@ def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
         kind = ' class="said"' if section.heading in _SAID else ""
         parts.append(f'<section id="s{place}"{kind}><h2>{html.escape(section.heading)}</h2>')
         if section.words:
-            parts.append(f"<p>{html.escape(section.words)}</p>")
+            parts.append(f"<p>{_text(section.words)}</p>")
         if section.table:
             table = f'<div class="wide">{_table(section.table)}</div>'
             if section.folded:
@@ -121,7 +122,7 @@ def write_page(out: Path, title: str, sections: Sequence[Section]) -> None:
                 table = f"<details><summary>{lines}</summary>{table}</details>"
             parts.append(table)
         if section.note:
-            parts.append(f'<p class="note">{html.escape(section.note)}</p>')
+            parts.append(f'<p class="note">{_text(section.note)}</p>')
         if section.link is not None:
             words, heading = section.link
             address = f"#s{places[heading]}"
@@ -138,6 +139,11 @@ def pictures_in(folder: Path) -> list[Path]:
     drawings = set(folder.glob("*.svg"))
     photos = {file for file in folder.glob("*.png") if file.with_suffix(".svg") not in drawings}
     return sorted(drawings | photos)
+
+
+def _text(words: str) -> str:
+    """Words, in which options such as --minutes do not break after their dashes."""
+    return _OPTION.sub(r"<code>\g<0></code>", html.escape(words))
 
 
 def _picture(file: Path, heading: str) -> str:
@@ -161,7 +167,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
         name = html.escape(head[k], quote=True) if tag == "td" and k < len(head) else ""
         kind = f' class="{look}"' if look else ""
         label = f' data-name="{name}"' if name else ""
-        return f"<{tag}{kind}{label}>{html.escape(text)}</{tag}>"
+        return f"<{tag}{kind}{label}>{_text(text)}</{tag}>"
 
     def line(row: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(cell(tag, text, k) for k, text in enumerate(row)) + "</tr>"

@@ -149,6 +149,8 @@ def _facts(run: ReopenedRun) -> Rows:
             **{_CALLED[n]: f"{v:.6g}" if isinstance(v, float) else v for n, v in values.items()},
             **{f"training {name}": f"{v:.6g}" for name, v in metrics["train_metrics"].items()},
             **{f"validation {name}": f"{v:.6g}" for name, v in metrics["metrics"].items()},
+            "target": run.config.get("target"),
+            "elapsed": duration(_elapsed(run)),
             "noise scale": None if noise[0] is None else noise_words(*noise),
             **{name.replace("_", " "): run.config.get(name) for name in asked},
             "batch size": _batch_size(run),
@@ -156,6 +158,14 @@ def _facts(run: ReopenedRun) -> Rows:
             "torch": start["versions"]["torch"],
         }
     )
+
+
+def _elapsed(run: ReopenedRun) -> float:
+    """Seconds of training so far, over all starts of the run."""
+    clock = TrainingClock()
+    for line in run.folder.read_metrics():
+        clock.advance(line.get("seconds", clock.last))
+    return max(clock.total, float((run.record["result"] or {}).get("seconds") or 0.0))
 
 
 # --------------------------------------------------------------------------------------- figures

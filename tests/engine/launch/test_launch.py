@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from commands import error_line
+
 from samepath.engine.launch.reports import WorkerReport
 
 RECIPE = Path(__file__).parents[2] / "parity" / "tiny_recipe.py"
@@ -93,9 +95,9 @@ def test_an_input_error_of_a_script_is_said_once(tmp_path: Path) -> None:
         "                    lambda model, batch: model(batch).mean(), batch_size=2)\n",
     )
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
+    assert error_line(ended.stderr) == (
         "samepath: 3 workers, but a batch of 2 in grains of 1 has only 2 grains; use at most 2 "
-        "workers, or a larger batch\n"
+        "workers, or a larger batch"
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from measured_steps import link
 from measured_steps import made as made_up
 
+from samepath.cli.advise import parse_compute
 from samepath.engine.run.options import Options
 from samepath.errors import UserError
 from samepath.insight.advise.advice import (
@@ -29,6 +30,7 @@ from samepath.insight.advise.advice import (
 )
 from samepath.insight.advise.advise import (
     AdviseRequest,
+    _measured_elsewhere,
     best_grain,
     curve,
     curves_of,
@@ -49,7 +51,7 @@ from samepath.report import style
 from samepath.report.advise import curve_table, draw_advice, tables, tables_in_short, write_advice
 from samepath.report.words import step_time
 from samepath.timing.links import CLUSTERS, Cluster, find_cluster, flat
-from samepath.timing.measured import MeasuredStep, read_measured
+from samepath.timing.measured import MeasuredStep, read_measured, write_measured
 
 FREE = flat(link(1e30, 0.0))
 EVEN = (0.1, 0.1)
@@ -418,6 +420,39 @@ def test_faster_computers_gain_less_from_workers_on_the_same_link(
     assert quick.best < slow.best
     assert slow.model_error == pytest.approx(abs(here.row(2).modelled_seconds / 0.42 - 1.0))
     assert (here.compute, quick.compute) == (1.0, 50.0)
+
+
+def test_a_step_that_was_measured_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what other networks are modelled with, and the verdict says whose it is; this machine's
+    own curve stays."""
+    monkeypatch.setattr("samepath.insight.advise.advise.available_workers", lambda: 2)
+    step = measured(step_seconds={"1": 0.81, "2": 0.42})
+    quick = {size: tuple(t / 10 for t in times) for size, times in step.grain_times.items()}
+    theirs = measured(machine="a fast one, 64 cores", grain_times=quick, update_seconds=0.001)
+    write_measured(tmp_path / "theirs", replace(theirs, identity="x", step_seconds={"1": 0.081}))
+    folder = parse_compute(f"{tmp_path}/theirs")
+    assert isinstance(folder, Path)
+    request = AdviseRequest(recipe="r", networks=("here", "1GbE"), compute_from=folder)
+    elsewhere = _measured_elsewhere(request, options())
+    plain = curves_of(replace(request, compute_from=None), options(), step)
+    here, over = curves_of(request, options(), step, elsewhere)
+    assert here == plain[0]
+    assert over.rows[0].step_seconds == 0.081
+    assert over.row(2).step_seconds < 0.2 * plain[1].row(2).step_seconds
+    assert f"computing measured on a fast one, 64 cores ({tmp_path}/theirs)" in words([over])
+    assert "like that of" in curve_table(advice(curves=(over,)), over)[0]
+    with pytest.raises(UserError, match="with --batch-size 32, and here it is 16; add"):
+        _measured_elsewhere(request, options(batch_size=16))
+    with pytest.raises(UserError, match="is of another recipe"):
+        _measured_elsewhere(request, options(identity="y"))
+
+
+@pytest.mark.parametrize("text", ["gone", "fast", "-", "nan"])
+def test_no_factor_and_no_folder(text: str) -> None:
+    with pytest.raises(UserError, match="give a factor, such as 12, or a folder"):
+        parse_compute(text)
 
 
 def test_one_worker_where_there_is_only_one() -> None:

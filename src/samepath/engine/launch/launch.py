@@ -21,6 +21,7 @@ import os
 import pickle
 import secrets
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -336,6 +337,21 @@ def interruptible() -> Iterator[None]:
             yield
     except SignalException as error:
         raise Interrupted(int(error.sigval)) from None
+
+
+@contextmanager
+def lone_process(command: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process in a session of its own. Ctrl-C does not reach it there (it would answer with
+    a traceback, in the midst of an import perhaps): what is raised in here ends it, and all that
+    it started."""
+    how["start_new_session"] = True
+    with interruptible(), subprocess.Popen(command, **how) as process:
+        try:
+            yield process
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def _reporting(

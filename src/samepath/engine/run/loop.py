@@ -10,9 +10,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from samepath.console import SilentWatcher, Watcher, count
@@ -359,18 +360,27 @@ class Run:
             **({"staleness": result.staleness} if self.options.server else {}),
             **self._scaling_fields(result),
         )
-        done, last = self._epochs(), self.options.epochs
+        facts = "  ".join(self._facts(result))
+        name = Path(self.options.recipe).name
+        self.display.progress(name, self._epochs(), self.options.epochs, facts)
+
+    def _facts(self, result: StepResult) -> Iterator[str]:
+        """What is shown of an update, the most important first."""
+        metrics, target = self.progress.metrics, self.options.target
+        if "loss" in metrics:
+            yield f"valid loss {metrics['loss']:.4g}"
+        if target is not None:
+            yield f"target {target:.4g}"
+        yield from (f"valid {name} {v:.4g}" for name, v in metrics.items() if name != "loss")
+        yield f"epoch {self._epochs():.1f}/{self.options.epochs}"
+        yield f"loss {result.loss:.4g}"
+        yield from (f"{name} {value:.4g}" for name, value in result.metrics.items())
         rate = self._examples / max(time.perf_counter() - self._started, 1e-9)
-        facts = f"epoch {done:.1f}/{last}  step {self.trainer.step_number}  "
-        facts += f"loss {result.loss:.5g}  "
-        facts += "".join(f"{name} {value:.5g}  " for name, value in result.metrics.items())
-        facts += f"{rate:.0f} examples/s"
+        yield f"{rate:.0f} examples/s"
+        yield f"step {self.trainer.step_number}"
+        yield count(self.session.num_workers, "worker")
         if self.options.server:
-            facts += f"  staleness {self.progress.staleness_mean:.2f}"
-        for name, value in self.progress.metrics.items():
-            facts += f"  valid {name} {value:.5g}"
-        what = f"{self.options.recipe} on {count(self.session.num_workers, 'worker')}"
-        self.display.progress(what, done, last, facts)
+            yield f"staleness {self.progress.staleness_mean:.2f}"
 
     def _scaling_fields(self, result: StepResult) -> dict[str, float]:
         """Fields of a line with float16: the loss's scale, and how many updates were left out."""

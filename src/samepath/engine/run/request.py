@@ -224,6 +224,9 @@ def prepare(
         for_others["batch_size"] = plan.batch_size
         began = (list(request.command), earlier, workers, code)
         folder.write(asdict(options), *began, overwrite=request.overwrite, **for_others)
+        if request.display is not None and (request.out is None or request.num_workers == "auto"):
+            up_to = "up to " if isinstance(asked, WorkerRange) else ""
+            say(f"the run is in {folder.path}, on {up_to}{count(workers, 'worker')}")
         folder.write_config(options.flags | {"n": str(request.num_workers)})
         if replaced is not None:
             forget(replaced)

@@ -32,7 +32,7 @@ from samepath.engine.state import checkpoint
 from samepath.engine.state.checkpoint import BEST, Epoch, weights_of, write_weights
 from samepath.engine.state.metrics_log import Lines, count_lines, number, read_lines
 from samepath.engine.state.state import State
-from samepath.errors import NotSaved, UserError
+from samepath.errors import NotSaved, UserError, no_run
 from samepath.files import (
     LOCK,
     brief,
@@ -151,7 +151,7 @@ class RunFolder:
             why = brief(f"it has no {error}" if isinstance(error, KeyError) else error)
             raise UserError(f"{file} cannot be read ({why}); it is not a run of ours") from None
         if content is None:
-            raise UserError(f"{self.path} holds no run (there is no run.json); check the path")
+            raise no_run(self.path)
         return content
 
     def write(

@@ -24,7 +24,7 @@ import numpy as np
 from samepath.console import count
 from samepath.data import as_source
 from samepath.data.sources import only_rows
-from samepath.engine.launch.launch import interruptible
+from samepath.engine.launch.launch import lone_process
 from samepath.engine.launch.reports import Interrupted, WorkerReport, read_reports
 from samepath.engine.run.options import training_source
 from samepath.engine.state.run_folder import RunFolder
@@ -172,15 +172,10 @@ def train_in_fresh_process(request: Request) -> None:
     """Train in a process of its own: nothing that this process has done reaches it. What it raises
     is raised here."""
     with owned_folder() as reports:
-        with interruptible():
-            # -P: the folder one happens to be in is not importable under `samepath train`
-            command = [sys.executable, "-P", "-m", "samepath.engine.verify.runs"]
-            with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-                try:
-                    process.communicate(pickle.dumps((request, Path(reports))))
-                except BaseException:
-                    process.kill()
-                    raise
+        # -P: the folder one happens to be in is not importable under `samepath train`
+        command = [sys.executable, "-P", "-m", "samepath.engine.verify.runs"]
+        with lone_process(command, stdin=subprocess.PIPE) as process:
+            process.communicate(pickle.dumps((request, Path(reports))))
         for report in read_reports(Path(reports)).values():
             raise report.error()
         if process.returncode:

@@ -9,10 +9,8 @@ written. Guaranteed: nothing is left on disk, and nothing of the script's earlie
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ from typing import NamedTuple
 
 from samepath.console import count
 from samepath.engine.comm.environment import read_place
-from samepath.engine.launch.launch import interruptible, launch_script
+from samepath.engine.launch.launch import launch_script, lone_process
 from samepath.engine.launch.reports import WorkerReport, read_reports
 from samepath.engine.state import checkpoint
 from samepath.engine.verify.compare import (
@@ -41,37 +39,6 @@ from samepath.owners import owned_folder
 
 COUNTS = (1, 2, 3)
 """Tried when none are given."""
-
-
-def is_script(name: str) -> bool:
-    """Whether a file is a script with a loop of its own, and not a recipe. UserError for a Python
-    file that is neither. (What is no Python file is left to the recipes.)"""
-    path = Path(name)
-    if path.suffix != ".py" or not path.is_file():
-        return False
-    try:
-        tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{name!r} cannot be read as Python ({error}); correct it") from None
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    for node in tree.body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    starts = any(
-        (isinstance(node, ast.Attribute) and node.attr == "start")
-        or (isinstance(node, ast.ImportFrom) and any(a.name == "start" for a in node.names))
-        for node in ast.walk(tree)
-    )
-    if "recipe" in names:
-        return False
-    if not starts:
-        raise UserError(
-            f"{name!r} has neither a recipe() nor a call of samepath.start(): there is nothing to "
-            "verify; add one of them (docs/recipes.md, docs/own-loop.md)"
-        )
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,12 +186,8 @@ def _start(command: Sequence[str], num_workers: int) -> None:
     if num_workers > 1:
         launch_script(command, num_workers)
         return
-    with interruptible(), subprocess.Popen([sys.executable, "-u", *command]) as process:
-        try:
-            process.wait()
-        except BaseException:
-            process.kill()
-            raise
+    with lone_process([sys.executable, "-u", *command]) as process:
+        process.wait()
     if process.returncode:
         raise WorkerFailed(WorkerReport.of_exit(0, process.returncode, process.pid).message)
 

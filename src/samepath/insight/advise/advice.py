@@ -98,6 +98,8 @@ class ScalingCurve:
     """The machine whose computing was measured."""
     compute: float = 1.0
     """How many times as fast the computers of this curve are."""
+    compute_from: str | None = None
+    """The folder with what was measured on a computer of this curve; None: it was here."""
     model_error: float | None = None
     """How far the model is off with several real workers of that machine; None: not known."""
 
@@ -109,6 +111,8 @@ class ScalingCurve:
     @property
     def computers(self) -> str:
         """Name the computers that the curve is about."""
+        if self.compute_from is not None:
+            return f"like that of {self.compute_from} ({self.machine})"
         return "like this one" if self.compute == 1.0 else f"{self.compute:g} times as fast"
 
     @property
@@ -312,8 +316,10 @@ def _source(curve: ScalingCurve, row: Row) -> str:
     )
     if curve.network == HERE:
         return "measured" if row.how == "measured" else f"modelled ({checked})"
-    faster = "" if curve.compute == 1.0 else f", taken {curve.compute:g} times as fast"
-    return f"computing measured on {curve.machine}{faster}, network modelled ({checked})"
+    how = "" if curve.compute == 1.0 else f", taken {curve.compute:g} times as fast"
+    if curve.compute_from is not None:
+        how = f" ({curve.compute_from})"
+    return f"computing measured on {curve.machine}{how}, network modelled ({checked})"
 
 
 def _beyond(curve: ScalingCurve) -> str:

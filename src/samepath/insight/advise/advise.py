@@ -34,7 +34,6 @@ from samepath.insight.advise.advice import (
     verdict,
 )
 from samepath.insight.advise.branches import (
-    FOLDER,
     BranchRequest,
     measure_batch,
     plan_branches,
@@ -49,10 +48,11 @@ from samepath.insight.advise.runs import (
     range_test,
     short_runs,
 )
+from samepath.insight.folder import BRANCHES
 from samepath.plan import grain_size_for
 from samepath.recipe import Recipe, find_recipe
 from samepath.timing.links import HERE, Cluster, check_cluster, find_cluster, in_nodes
-from samepath.timing.measured import How, MeasuredStep
+from samepath.timing.measured import How, MeasuredStep, read_measured
 from samepath.timing.model import (
     OURS,
     Simulated,
@@ -91,6 +91,8 @@ class AdviseRequest(Overrides):
     minutes: float = MINUTES
     compute: float = 1.0
     """How many times as fast as this machine the computers behind other networks are."""
+    compute_from: Path | None = None
+    """Instead: a folder with what was measured of the same recipe on one of those computers."""
     workers_per_node: int | None = None
     """Of other networks; None: as many as the network's preset says, one where it says nothing."""
     branches: BranchRequest | None = None
@@ -105,6 +107,7 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
     began = time.perf_counter()
     refuse(request)
     recipe, options, recipe_rate = _look_into(request)
+    elsewhere = _measured_elsewhere(request, options)
     planned = None if request.branches is None else plan_branches(request.branches, options)
     notes: list[str] = []
 
@@ -137,14 +140,14 @@ def advise(request: AdviseRequest, watcher: Watcher) -> tuple[Advice, MeasuredSt
     measured_batch = None
     if planned is not None:
         assert request.folder is not None, "measuring the critical batch needs a folder"
-        now, place = time.perf_counter(), request.folder / FOLDER
+        now, place = time.perf_counter(), request.folder / BRANCHES
         measured_batch = measure_batch(
             planned, recipe, options, place, measured.step_seconds["1"], watcher, request.command
         )
         took["branches_seconds"] = time.perf_counter() - now
     took |= {"rates_seconds": found.rate_seconds, "noise_seconds": found.noise_seconds}
     rates, batch = judged(request, options, task, found, grain_fixed=measured.grain_fixed)
-    curves = curves_of(request, options, measured)
+    curves = curves_of(request, options, measured, elsewhere)
     took["all_seconds"] = time.perf_counter() - began
     return Advice(
         machine=measured.machine,
@@ -231,6 +234,26 @@ def _look_into(request: AdviseRequest) -> tuple[Recipe, Options, float]:
     return recipe, options, float(optimizer.param_groups[0]["lr"])
 
 
+def _measured_elsewhere(request: AdviseRequest, options: Options) -> MeasuredStep | None:
+    """The step that was measured on another computer, if one was given; of the same batches."""
+    if request.compute_from is None:
+        return None
+    found = read_measured(request.compute_from)
+    if found.identity != options.identity:
+        raise UserError(
+            f"--compute {request.compute_from} is of another recipe ({found.recipe}) or of another "
+            f"version of {request.recipe}; measure this one on that machine"
+        )
+    for name, flag in (("batch_size", "--batch-size"), ("grain_size", "--grain")):
+        there, asked = getattr(found, name), getattr(options, name)
+        if there != asked:
+            raise UserError(
+                f"--compute {request.compute_from} was measured with {flag} {there}, and here it "
+                f"is {asked}; add {flag} {there}"
+            )
+    return found
+
+
 def plan_runs(
     request: AdviseRequest,
     options: Options,
@@ -314,11 +337,15 @@ def judged(
 
 
 def curves_of(
-    request: AdviseRequest, options: Options, measured: MeasuredStep
+    request: AdviseRequest,
+    options: Options,
+    measured: MeasuredStep,
+    elsewhere: MeasuredStep | None = None,
 ) -> tuple[ScalingCurve, ...]:
-    """One for each network; this machine has only as many workers as it has cores or GPUs."""
+    """One for each network; this machine has only as many workers as it has cores or GPUs. The
+    computers behind other networks compute as it does, times a factor, or as was measured
+    `elsewhere`."""
     found = []
-    error = model_error(request, options, measured)
     for text in dict.fromkeys(request.networks):
         here = _is_here(text)
         ends: list[tuple[int, Limit]] = [(most_workers(measured), "grains")]
@@ -327,17 +354,19 @@ def curves_of(
         most, end = min(ends, key=lambda each: each[0])
         cluster = find_cluster(text, here=measured.local)
         compute = 1.0 if here else request.compute
+        theirs = measured if here or elsewhere is None else elsewhere
         if request.workers_per_node is not None and not here:
-            cluster = in_nodes(cluster, request.workers_per_node, measured.local)
+            cluster = in_nodes(cluster, request.workers_per_node, theirs.local)
             if compute != 1.0:  # how other computers' workers share memory is not known
                 cluster = replace(cluster, is_like_here=False)
-        taken = faster(measured, compute)
+        taken = faster(theirs, compute)
         found.append(
             replace(
                 curve(request, options, taken, cluster, most, end=end, here=here),
-                machine=measured.machine,
+                machine=theirs.machine,
                 compute=compute,
-                model_error=error,
+                compute_from=None if theirs is measured else str(request.compute_from),
+                model_error=model_error(request, options, theirs),
             )
         )
     return tuple(found)
@@ -366,7 +395,7 @@ def faster(measured: MeasuredStep, factor: float) -> MeasuredStep:
 def model_error(request: AdviseRequest, options: Options, measured: MeasuredStep) -> float | None:
     """How far the model is off at most where several real workers were timed; None: none were."""
     cluster = find_cluster(HERE, here=measured.local)
-    most = min(available_workers(), most_workers(measured))
+    most = min(max(map(int, measured.step_seconds)), most_workers(measured))
     rows = curve(request, options, measured, cluster, most, end="cores", here=True).rows
     return max(
         (

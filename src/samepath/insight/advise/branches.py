@@ -44,14 +44,13 @@ from samepath.engine.state.run_folder import RunFolder
 from samepath.errors import UserError
 from samepath.insight.advise.advice import span
 from samepath.insight.advise.runs import RATIOS
+from samepath.insight.folder import BRANCHES
 from samepath.recipe import Recipe
 from samepath.study.opening import Opened, StudyRequest, entered
 from samepath.study.places.destination import LOCAL
 from samepath.study.results import Branch, MeasuredBatch
 from samepath.study.runner import PlannedRun, train_runs
 
-FOLDER = "branches"
-"""Inside the advice's folder."""
 SEEDS = 3
 TOLERANCE = 0.1
 PART, LEAST_EPOCHS = 10, 2
@@ -196,7 +195,7 @@ def measure_batch(
     total = span(epoch_seconds * plan.num_epochs() / available_workers())
     watcher.note(f"training a run and {len(branches)} branches of it, about {total}")
     shaped_by = {"batch_size": options.batch_size, "at": plan.at, "seed": options.seed}
-    with entered(opened, request, FOLDER, shaped_by):
+    with entered(opened, request, BRANCHES, shaped_by):
         train_runs([base], opened, request, watcher, alone_seconds)
         content = RunFolder(folder / base.folder).read()
         if content["status"] != "finished":
