@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samepath.data.loaders import TIMEOUT_SECONDS
-from samepath.plan import Reduction
+from samepath.plan import LinkSpeed, Reduction
 
 Record: TypeAlias = NDArray[np.uint8]
 Number = TypeVar("Number", np.int64, np.float64)
@@ -91,6 +91,8 @@ class Collective(ABC):
     device: torch.device
     timeout_seconds: float
     """How long to wait for another worker."""
+    speed: LinkSpeed | None = None
+    """Of the network, the same on every worker; None: they share memory, or it was not measured."""
 
     @abstractmethod
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:

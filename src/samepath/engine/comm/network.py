@@ -243,6 +243,7 @@ class NetworkBucket(Bucket):
     ) -> None:
         self._collective = collective
         self._exact = exact
+        self._speed = collective.speed if exact else None
         self._length = length
         self._chunk = -(-length // collective.num_workers)
         padded = self._chunk * collective.num_workers
@@ -259,7 +260,7 @@ class NetworkBucket(Bucket):
         self.rows = self._rows[:mine, : self._length]
         num_bytes = self._length * self._rows.dtype.itemsize
         on_cpu = self._collective.device.type == "cpu"  # NCCL's times were not measured
-        self._whole = on_cpu and num_bytes <= whole_bytes(reduction.num_sums)
+        self._whole = on_cpu and num_bytes <= whole_bytes(reduction.num_sums, self._speed)
         has_one_order = not self._exact or self._collective.num_workers == 2
         self._plain = has_one_order and max(reduction.num_sums) <= 1 and not self._whole
         if self._plain and mine == 0:

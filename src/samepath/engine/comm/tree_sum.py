@@ -78,7 +78,11 @@ class TreeSum:
         exact: bool,
     ) -> None:
         self._tensors = list(tensors)
-        self._slots, lengths = lay_out(self._tensors, bucket_bytes(collective.num_workers))
+        # a plain all-reduce adds in an order that depends on where in a bucket a value is
+        speed = collective.speed if exact else None
+        total = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
+        most = bucket_bytes(collective.num_workers, total, speed)
+        self._slots, lengths = lay_out(self._tensors, most)
         self._layouts = [(tensor.shape, dense_strides(tensor)) for tensor in tensors]
         self._views: dict[tuple[int, int], Tensor] = {}
         self._memory: list[int] = []
