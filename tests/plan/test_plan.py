@@ -23,6 +23,7 @@ from samepath.plan import (
     epoch_order,
     grain_size_for,
     reduction,
+    settled,
     whole_bytes,
 )
 from samepath.plan.link import (
@@ -285,6 +286,25 @@ def test_few_sums_travel(num_grains: int) -> None:
         assert reduction(num_grains, num_workers).num_sums == (1,) * num_workers
     for num_workers in (3, 5, 6, 7):
         assert max(reduction(num_grains, num_workers).num_sums) <= 5
+
+
+@given(counts, counts)
+def test_a_sum_is_settled_as_soon_as_no_later_grain_changes_it(
+    num_grains: int, num_workers: int
+) -> None:
+    """Against the stack itself, of the sums' first and last grains, after every grain."""
+    plan = reduction(num_grains, num_workers)
+    for run, merges in zip(plan.runs, plan.merges, strict=True):
+        stacks: list[list[tuple[int, int]]] = [[]]
+        for grain, number in zip(run, merges, strict=True):
+            *kept, last = [*stacks[-1], (grain, grain)]
+            for _ in range(number):
+                last = (kept.pop()[0], last[1])
+            stacks.append([*kept, last])
+        for done, (stack, number) in enumerate(zip(stacks, settled(merges), strict=True)):
+            assert all(stack[:number] == later[:number] for later in stacks[done:])
+            if number < len(stack):  # the next one changes
+                assert any(stack[: number + 1] != later[: number + 1] for later in stacks[done:])
 
 
 # ---- how the link decides

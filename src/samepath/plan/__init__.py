@@ -12,7 +12,7 @@ from samepath.plan.order import (
 )
 from samepath.plan.sampling import WeightedSampler
 from samepath.plan.shares import Division, divide
-from samepath.plan.tree import Reduction, reduction
+from samepath.plan.tree import Reduction, reduction, settled
 
 __all__ = [
     "Batch",
@@ -30,5 +30,6 @@ __all__ = [
     "grain_size_for",
     "parse_speed",
     "reduction",
+    "settled",
     "whole_bytes",
 ]

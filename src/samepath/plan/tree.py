@@ -57,6 +57,18 @@ class Reduction:
     """The rest of the tree: add sum b into sum a, numbered over all workers in order."""
 
 
+def settled(merges: Sequence[int]) -> tuple[int, ...]:
+    """How many of a worker's sums no later grain of its own changes: before its first grain, after
+    it, and so on to its last. (Until then its last sum is not among them.)"""
+    depths = [0]
+    for number in merges:
+        depths.append(depths[-1] - number + 1)
+    found = [depths[-1]]
+    for depth, number in zip(reversed(depths[:-1]), reversed(merges), strict=True):
+        found.append(min(found[-1], depth - number))
+    return tuple(reversed(found))
+
+
 @lru_cache(maxsize=32)
 def reduction(num_grains: int, num_workers: int, costs: tuple[int, ...] = ()) -> Reduction:
     """The reduction of `num_grains` grains assigned to `num_workers` workers."""

@@ -14,7 +14,13 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
+from samepath.engine.comm.collective import (
+    Bucket,
+    Collective,
+    Record,
+    RowExchange,
+    Travelling,
+)
 from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.insight.profile.timeline import MainPhase, Phase, TimelineEvent
 from samepath.plan import LinkSpeed, Reduction, whole_bytes
@@ -121,10 +127,12 @@ class TimedCollective(Collective):
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
         self.recorder.timed("wait", self._inner.broadcast, "broadcast")(tensor, worker)
 
-    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+    def bucket(
+        self, length: int, dtype: torch.dtype, *, exact: bool, what: Travelling = "gradients"
+    ) -> Bucket:
         name = f"bucket {self._num_buckets}"
         self._num_buckets += 1
-        inner = self._inner.bucket(length, dtype, exact=exact)
+        inner = self._inner.bucket(length, dtype, exact=exact, what=what)
         speed = self.speed if exact else None
         return TimedBucket(inner, self, name, length * dtype.itemsize, speed)
 
@@ -204,8 +212,8 @@ class TimedBucket(Bucket):
         self.rows = self._inner.rows
         self._bytes_sent = self._owner.bytes_sent(self._num_bytes, reduction, self._speed)
 
-    def launch_early(self) -> None:
-        self._during("reduce", self._inner.launch_early)
+    def launch_early(self, row: int) -> None:
+        self._during("reduce", lambda: self._inner.launch_early(row))
 
     def launch(self) -> None:
         self._step, self._launched = self._recorder.step, self._recorder.now()
