@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samepath.errors import UserError
 from samepath.plan import (
+    LinkSpeed,
     Plan,
     Reduction,
     assign,
@@ -21,9 +23,18 @@ from samepath.plan import (
     epoch_order,
     grain_size_for,
     reduction,
+    settled,
     whole_bytes,
 )
-from samepath.plan.tree import BUCKET_BYTES, ROUND_BYTES, WHOLE_BYTES, reduction_of
+from samepath.plan.link import (
+    BUCKET_BYTES,
+    ROUND_BYTES,
+    SLOWER,
+    WHOLE_BYTES,
+    empty_seconds,
+    parse_speed,
+)
+from samepath.plan.tree import reduction_of
 
 seeds = st.integers(0, 2**63 - 1)
 counts = st.integers(1, 200)
@@ -277,15 +288,80 @@ def test_few_sums_travel(num_grains: int) -> None:
         assert max(reduction(num_grains, num_workers).num_sums) <= 5
 
 
-@given(st.lists(st.integers(1, 6), min_size=2, max_size=40))
-def test_a_bucket_goes_whole_where_that_sends_little_more(num_sums: list[int]) -> None:
+@given(counts, counts)
+def test_a_sum_is_settled_as_soon_as_no_later_grain_changes_it(
+    num_grains: int, num_workers: int
+) -> None:
+    """Against the stack itself, of the sums' first and last grains, after every grain."""
+    plan = reduction(num_grains, num_workers)
+    for run, merges in zip(plan.runs, plan.merges, strict=True):
+        stacks: list[list[tuple[int, int]]] = [[]]
+        for grain, number in zip(run, merges, strict=True):
+            *kept, last = [*stacks[-1], (grain, grain)]
+            for _ in range(number):
+                last = (kept.pop()[0], last[1])
+            stacks.append([*kept, last])
+        for done, (stack, number) in enumerate(zip(stacks, settled(merges), strict=True)):
+            assert all(stack[:number] == later[:number] for later in stacks[done:])
+            if number < len(stack):  # the next one changes
+                assert any(stack[: number + 1] != later[: number + 1] for later in stacks[done:])
+
+
+# ---- how the link decides
+
+speeds = st.builds(LinkSpeed, st.floats(1e-7, 1.0), st.floats(1e3, 1e12))
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=40), st.none() | speeds)
+def test_a_bucket_goes_whole_where_that_takes_no_longer(
+    num_sums: list[int], speed: LinkSpeed | None
+) -> None:
     workers, most = len(num_sums), max(num_sums)
+    empty = ROUND_BYTES if speed is None else empty_seconds(workers, speed.latency_seconds)
+    rate = 1.0 if speed is None else speed.bytes_per_second
 
-    def more(num_bytes: int) -> float:
-        return (workers - 1) * num_bytes * (most - (most + 1) / workers)
+    def in_whole(num_bytes: int) -> float:
+        return empty + num_bytes * (most * (workers - 1) + SLOWER) / rate
 
-    limit = whole_bytes(num_sums)
+    def in_chunks(num_bytes: int) -> float:
+        return 2 * empty + num_bytes * (most + 1) * (workers - 1) / workers / rate
+
+    limit = whole_bytes(num_sums, speed)
     assert limit <= WHOLE_BYTES
-    assert more(limit) <= ROUND_BYTES
-    assert limit == WHOLE_BYTES or more(limit + 1) > ROUND_BYTES
-    assert bucket_bytes(workers) >= bucket_bytes(workers - 1) >= BUCKET_BYTES
+    assert in_whole(limit) <= in_chunks(limit) * (1 + 1e-12)
+    assert limit == WHOLE_BYTES or in_whole(limit + 1) >= in_chunks(limit + 1) * (1 - 1e-12)
+
+
+@given(st.integers(2, 2000), st.integers(1, 1 << 36), speeds)
+def test_buckets_are_of_the_size_that_takes_least(
+    workers: int, total: int, speed: LinkSpeed
+) -> None:
+    """All but the last bucket hide; each costs two exchanges' latencies."""
+    fixed = 2 * empty_seconds(workers, speed.latency_seconds)
+    per_byte = 2 * (workers - 1) / workers / speed.bytes_per_second
+
+    def seconds(num_bytes: float) -> float:
+        return total / num_bytes * fixed + num_bytes * per_byte
+
+    size = bucket_bytes(workers, total, speed)
+    assert size >= 1
+    if size > 1000:  # one byte more or less does not matter
+        assert seconds(size) <= min(seconds(0.9 * size), seconds(1.1 * size))
+    if total * per_byte <= fixed:
+        assert size >= total  # small gradients go in one message
+    slower = replace(speed, latency_seconds=2 * speed.latency_seconds)
+    assert bucket_bytes(workers, total, slower) >= size
+
+
+@given(st.integers(2, 2000), st.integers(1, 1 << 36))
+def test_where_the_link_is_not_known_buckets_have_a_fixed_size(workers: int, total: int) -> None:
+    assert bucket_bytes(workers, total) == bucket_bytes(workers, 1) >= BUCKET_BYTES
+    assert bucket_bytes(workers, total) >= bucket_bytes(workers - 1, total)
+
+
+def test_a_speed_as_typed() -> None:
+    assert parse_speed("940Mbit/s:60us", "the link ") == LinkSpeed(60 * 1e-6, 117.5e6)
+    with pytest.raises(UserError, match="the link fast:1us: 'fast' is not a bandwidth; write it"):
+        parse_speed("fast:1us", "the link ")
+    with pytest.raises(UserError, match="the link 1GB/s: the latency is missing; write it like"):
+        parse_speed("1GB/s", "the link ")

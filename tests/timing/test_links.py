@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from measured_steps import link
 
 from samepath.errors import UserError
-from samepath.plan import reduction, whole_bytes
+from samepath.plan import LinkSpeed, reduction, whole_bytes
+from samepath.plan.link import MESSAGE_LATENCIES, empty_seconds
 from samepath.timing.links import (
     CLUSTERS,
-    MESSAGE_LATENCIES,
     PRESETS,
     Algorithm,
     Cluster,
@@ -27,6 +27,7 @@ from samepath.timing.links import (
     link_of,
     parse_network,
     reduction_cost,
+    speed_seen,
     traffic,
     tree_seconds,
 )
@@ -185,9 +186,27 @@ def test_our_reduction_on_a_flat_link(case: tuple[int, int]) -> None:
     workers, num_grains = case
     cost = reduction_cost(flat(link(1e6, 1e-3)), min(case), "samepath", num_grains=num_grains)
     for num_bytes in (100, 2_000_000):
-        found = traffic(workers, num_grains, num_bytes)
+        found = traffic(workers, num_grains, num_bytes, LinkSpeed(1e-3, 1e6))
         expected = (found.rounds + MESSAGE_LATENCIES * found.further) * 1e-3
         assert cost(num_bytes) == pytest.approx(expected + found.gradients * num_bytes / 1e6)
+
+
+@given(workers=st.integers(2, 3000))
+def test_the_speed_that_workers_would_measure(workers: int) -> None:
+    """On a flat link its own; in a node none, as workers share memory; beyond, what an exchange
+    between all of them takes."""
+    seen = speed_seen(flat(link(1e6, 1e-3)), workers)
+    assert seen is not None
+    assert (seen.latency_seconds, seen.bytes_per_second) == pytest.approx((1e-3, 1e6))
+    assert speed_seen(flat(link(1e6, 1e-3), name="node"), workers) is None
+    nested = speed_seen(NESTED, workers)
+    assert (nested is None) == (workers <= 4)
+    if nested is not None:
+        cost = reduction_cost(NESTED, workers, "samepath")
+        empty = empty_seconds(workers, nested.latency_seconds)
+        assert cost.fixed_seconds + cost.latency_seconds == pytest.approx(2 * empty)
+        chunks = 2 * (workers - 1) / workers
+        assert cost.seconds_per_byte == pytest.approx(chunks / nested.bytes_per_second)
 
 
 @given(workers=st.integers(2, 3000))
@@ -200,7 +219,7 @@ def test_a_flat_ring_is_the_textbook_one(workers: int) -> None:
 def test_what_stays_in_a_node_pays_for_the_node_only() -> None:
     for algorithm in ALGORITHMS:
         inside = reduction_cost(NESTED, 4, algorithm)
-        assert inside == reduction_cost(flat(link(100.0, 1.0)), 4, algorithm)
+        assert inside == reduction_cost(flat(link(100.0, 1.0), name="node"), 4, algorithm)
         assert reduction_cost(NESTED, 1, algorithm)(1e9) == 0.0
     assert tree_seconds(NESTED, 1) == 0.0
 

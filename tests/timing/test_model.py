@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,12 @@ from measured_steps import link, made, made_clock
 
 from figure_8 import assumed_ready, lognormal
 from samepath.errors import UserError
-from samepath.plan import assign
+from samepath.plan import LinkSpeed, assign
+from samepath.plan.link import MESSAGE_LATENCIES
 from samepath.study.race import predictions
 from samepath.timing import model as module
 from samepath.timing.links import (
     CLUSTERS,
-    MESSAGE_LATENCIES,
     Cluster,
     Cost,
     flat,
@@ -40,6 +41,7 @@ from samepath.timing.model import (
     draw,
     interpolated,
     measured_factors,
+    run_buckets,
     run_queue,
     share_out,
     simulate,
@@ -147,7 +149,7 @@ def test_a_bucket_waits_for_the_worker_that_has_it_last() -> None:
 def test_our_own_reduction_ships_the_sums_of_the_plan(batch: int, workers: int) -> None:
     workload = load(batch=batch, fixed=True)
     found = at(workers, workload, SLOW, Buckets(bucket_bytes=1 << 40))
-    sent = traffic(workers, batch // 4, 100_000)
+    sent = traffic(workers, batch // 4, 100_000, LinkSpeed(1e-3, 1e6))
     ours = 1e-3 * (sent.rounds + MESSAGE_LATENCIES * sent.further) + 0.1 * sent.gradients
     compute = max(map(len, assign(batch // 4, workers))) * 0.04
     assert found.step_seconds == pytest.approx(compute + ours + 0.5)
@@ -434,6 +436,37 @@ def test_buckets_are_filled_as_the_engine_does() -> None:
         [8, 24],
         [0, 3],
     )
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+@pytest.mark.parametrize("latency", [0.0, 1e-4, 1e-3, 1.0])
+def test_the_engine_and_the_model_cut_alike_on_a_link(
+    workers: int, latency: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from samepath.engine.comm.collective import Alone
+    from samepath.engine.comm.tree_sum import TreeSum
+
+    cut: list[int] = []
+    collective = Alone(torch.device("cpu"))
+    collective.num_workers, collective.speed = workers, LinkSpeed(latency, 1e6)
+    monkeypatch.setattr(
+        collective, "bucket", lambda length, dtype, exact: cut.append(4 * length), raising=True
+    )
+    sizes = (16, 160, 320, 16, 640, 32)
+    TreeSum(collective, [torch.empty(size) for size in sizes], exact=True)
+    backward = tuple(4 * size for size in reversed(sizes))
+    policies: list[Buckets] = []
+
+    def look(*given: Any, **words: Any) -> Any:
+        policies.append(given[4])
+        return run_buckets(*given, **words)
+
+    monkeypatch.setattr(module, "run_buckets", look)
+    at(workers, load(num_bytes=backward), flat(link(1e6, latency)), Buckets())
+    assert bucket_up(backward, policies[-1])[0] == cut
+    assert {0.0: len(cut) == len(sizes), 1.0: len(cut) == 1}.get(latency, len(cut) > 1)
 
 
 @pytest.mark.alone

@@ -19,15 +19,6 @@ from samepath.plan.assignment import assign
 
 Node: TypeAlias = tuple[int, int]
 """(level, index)"""
-BUCKET_BYTES = 2 << 20
-CHUNK_BYTES = 24 << 10
-"""What a worker adds of a bucket is no smaller, for each is a message to every other worker (chosen
-in the model of `benchmarks/figure_8.py`, where 16 and 32 KiB do worse at 1536 workers)."""
-WHOLE_BYTES = 512 << 10
-"""A larger bucket does not go whole: on gloo two workers exchange it half as fast as they add it
-(measured at 1 Gbit/s: 3.9 against 1.7 ms for 230 kB, 8.7 against 13.6 ms for 1 MiB)."""
-ROUND_BYTES = 32 << 10
-"""What may be sent to save a round: about what a link carries in a message's latency."""
 
 
 def _climb(node: Node, num_grains: int) -> Node:
@@ -66,20 +57,16 @@ class Reduction:
     """The rest of the tree: add sum b into sum a, numbered over all workers in order."""
 
 
-def bucket_bytes(num_workers: int) -> int:
-    """Gradients are reduced in buckets of at most so many bytes (a larger gradient has its own).
-    Small ones leave early; but each is cut into a chunk for every worker."""
-    return max(BUCKET_BYTES, CHUNK_BYTES * num_workers)
-
-
-def whole_bytes(num_sums: Sequence[int]) -> int:
-    """A bucket of at most so many bytes goes whole: all sums to all workers, in one exchange, and
-    every worker adds them. A larger one goes in two: each worker adds a chunk of it and sends the
-    total to all. Both give the same total; the second sends less."""
-    workers, most = len(num_sums), max(num_sums)
-    # of a byte: most (N - 1) are sent whole, (most + 1) (N - 1) / N in chunks
-    more = (workers - 1) * (most * workers - most - 1)
-    return min(WHOLE_BYTES, ROUND_BYTES * workers // more) if more else WHOLE_BYTES
+def settled(merges: Sequence[int]) -> tuple[int, ...]:
+    """How many of a worker's sums no later grain of its own changes: before its first grain, after
+    it, and so on to its last. (Until then its last sum is not among them.)"""
+    depths = [0]
+    for number in merges:
+        depths.append(depths[-1] - number + 1)
+    found = [depths[-1]]
+    for depth, number in zip(reversed(depths[:-1]), reversed(merges), strict=True):
+        found.append(min(found[-1], depth - number))
+    return tuple(reversed(found))
 
 
 @lru_cache(maxsize=32)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
@@ -20,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samepath.errors import UserError
-from samepath.plan import reduction, whole_bytes
+from samepath.plan import LinkSpeed, parse_speed, reduction, whole_bytes
+from samepath.plan.link import EXAMPLE, MESSAGE_LATENCIES, empty_seconds, is_speed
 
 HERE: Literal["here"] = "here"
 NODE = "node"
@@ -75,12 +75,6 @@ PRESETS: dict[str, NetworkFacts] = {
 }
 """Links by name: what one worker gets in each direction, and what one message costs."""
 
-_RATE = re.compile(r"([0-9.]+)\s*([kMGT]?)(i?)(bit|b|byte|B)(?:/s|ps)")
-_TIME = re.compile(r"([0-9.]+)\s*(s|ms|us|µs|ns)")
-_PREFIX = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_EXAMPLE = "940Mbit/s:60us"
-
 
 def parse_network(text: str) -> NetworkFacts | Literal["here"]:
     """Find a preset by name, "here", or a measured link such as "940Mbit/s:60us"."""
@@ -93,44 +87,20 @@ def _find(text: str, known: Mapping[str, Known]) -> Known | NetworkFacts:
     names = {name.lower(): name for name in known}
     if text.lower() in names:
         return known[names[text.lower()]]
-    if ":" in text or _RATE.fullmatch(text):
+    if is_speed(text):
         return _given(text)
     near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {names[near[0]]}?" if near else "use " + ", ".join(known)
     raise UserError(
         f"--network {text}: there is no such network; {hint} (or a link you measured, such as "
-        f"{_EXAMPLE})"
+        f"{EXAMPLE})"
     )
 
 
 def _given(text: str) -> NetworkFacts:
     """A bandwidth and a latency, as typed."""
-    first, _, second = text.partition(":")
-    rate, latency = _RATE.fullmatch(first.strip()), _TIME.fullmatch(second.strip())
-    if rate is None:
-        raise UserError(
-            f"--network {text}: {first!r} is not a bandwidth; write it like 940Mbit/s or 11.6GB/s "
-            f"({_EXAMPLE})"
-        )
-    if latency is None:
-        what = f"{second!r} is not a time" if second else "the latency is missing"
-        raise UserError(f"--network {text}: {what}; write it like {first}:60us")
-    base = 1024.0 if rate[3] else 1000.0
-    bits = 8.0 if rate[4] in ("bit", "b") else 1.0
-    bytes_per_second = _number(text, rate[1]) * base ** _PREFIX[rate[2]] / bits
-    if bytes_per_second == 0:
-        raise UserError(f"--network {text}: a bandwidth of 0 carries nothing; try {_EXAMPLE}")
-    seconds = _number(text, latency[1]) * _SECONDS[latency[2]]
-    return _link(text, bytes_per_second, seconds, how="given")
-
-
-def _number(text: str, digits: str) -> float:
-    try:
-        return float(digits)
-    except ValueError:
-        raise UserError(
-            f"--network {text}: {digits!r} is not a number; write it like {_EXAMPLE}"
-        ) from None
+    speed = parse_speed(text, "--network ")
+    return _link(text, speed.bytes_per_second, speed.latency_seconds, how="given")
 
 
 # ---- clusters
@@ -267,12 +237,6 @@ def check_cluster(text: str) -> None:
 
 # ---- what a reduction costs
 
-MESSAGE_LATENCIES = 0.125
-"""What every further message of an all_to_all costs, in latencies: gloo hands them all to the
-kernel before it waits for any (gloo/alltoallv.cc), so they travel together, but each takes the
-processor some time. Measured here at 2 to 16 workers (`benchmarks/simulate.py --only messages`); on
-other links it is reasoned to be the same part, as both are what a processor does for a message."""
-
 
 class Traffic(NamedTuple):
     """What one reduction puts on the busiest worker's link."""
@@ -285,7 +249,12 @@ class Traffic(NamedTuple):
     """Bytes in the busier direction, in gradients of the whole model."""
 
 
-def traffic(workers: int, num_grains: int, num_bytes: float = math.inf) -> Traffic:
+def traffic(
+    workers: int,
+    num_grains: int,
+    num_bytes: float = math.inf,
+    speed: LinkSpeed | None = None,
+) -> Traffic:
     """Count the messages and bytes of one reduction of so many bytes, as `NetworkBucket` sends
     them.
 
@@ -306,7 +275,7 @@ def traffic(workers: int, num_grains: int, num_bytes: float = math.inf) -> Traff
         return Traffic(0, 0, 0.0)
     sums = reduction(num_grains, n).num_sums
     whole = float(max(max(mine * (n - 1), sum(sums) - mine) for mine in sums))
-    if num_bytes <= whole_bytes(sums):
+    if num_bytes <= whole_bytes(sums, speed):
         return Traffic(1, n - 2, whole)
     out = whole / n
     return Traffic(2, 2 * (n - 2), out + (n - 1) / n)
@@ -389,11 +358,23 @@ def reduction_cost(
     if algorithm == "tree":
         return Cost(tree_seconds(cluster, workers), 2.0 / narrowest)
     grains = num_grains or workers
-    few = whole_bytes(reduction(grains, min(workers, grains)).num_sums)
+    speed = speed_seen(cluster, workers)
+    few = whole_bytes(reduction(grains, min(workers, grains)).num_sums, speed)
     cost = _exchange_cost(levels, workers, traffic(workers, grains))
-    whole = _exchange_cost(levels, workers, traffic(workers, grains, few))
+    whole = _exchange_cost(levels, workers, traffic(workers, grains, few, speed))
     record = whole.fixed_seconds + whole.latency_seconds
     return cost._replace(few=(few, whole), record_seconds=record)
+
+
+def speed_seen(cluster: Cluster, workers: int) -> LinkSpeed | None:
+    """The speed that so many workers measure when they start (engine/comm/speed.py); None in one
+    node, where they share memory."""
+    first = cluster.levels[0]
+    if first.name == NODE and (first.workers is None or workers <= first.workers):
+        return None
+    cost = _exchange_cost(list(_passed(cluster, workers)), workers, Traffic(1, 0, 1.0))
+    empty = cost.fixed_seconds + cost.latency_seconds
+    return LinkSpeed(empty / empty_seconds(workers, 1.0), 1.0 / cost.seconds_per_byte)
 
 
 def _exchange_cost(levels: Sequence[_Passed], workers: int, sent: Traffic) -> Cost:

@@ -31,6 +31,7 @@ from samepath.timing.links import (
     Cost,
     flat,
     reduction_cost,
+    speed_seen,
     tree_seconds,
 )
 from samepath.timing.measured import ClockFacts, How, MeasuredStep, step_key
@@ -262,7 +263,8 @@ class Buckets:
     """Buckets of a fixed layout, in a fixed order, each as soon as all workers have it."""
 
     bucket_bytes: int | None = None
-    """Bytes of the largest bucket; None: ours, by the number of workers."""
+    """Bytes of the largest bucket; None: ours, by the link and
+    the number of workers (`plan.bucket_bytes`)."""
     first_bucket_bytes: int | None = None
     """DDP makes its first bucket small, so that something starts soon."""
     algorithm: Algorithm = "samepath"
@@ -577,11 +579,12 @@ def _exchange(
     computed = drawn.done.max(axis=1)
     cost = reduction_cost(cluster, workers, policy.algorithm, num_grains=len(runs.seconds))
     if isinstance(policy, Buckets):
-        if policy.bucket_bytes is None:
-            policy = replace(policy, bucket_bytes=bucket_bytes(workers))
         sizes, buffers = workload.tensor_bytes, workload.buffer_bytes
         if policy.algorithm == "samepath":
             sizes = workload.sent_bytes(runs.num_examples)
+        if policy.bucket_bytes is None:
+            most = bucket_bytes(workers, sum(sizes), speed_seen(cluster, workers))
+            policy = replace(policy, bucket_bytes=most)
         return run_buckets(ready, computed, sizes, cost, policy, buffer_bytes=buffers)
     phases = keys_for(key(seed, "simulate", "phase"), np.array(trials, np.int64))
     return run_queue(

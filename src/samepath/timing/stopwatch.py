@@ -313,7 +313,12 @@ DROPPED = 3
 def time_reductions(collective: Collective, repeats: int) -> list[Sample]:
     """Median seconds of reductions of several sizes between two workers (run by both)."""
     cases = [
-        (reduction(grains, 2), traffic(2, grains, size), size, _buckets(collective, size))
+        (
+            reduction(grains, 2),
+            traffic(2, grains, size, collective.speed),
+            size,
+            _buckets(collective, size),
+        )
         for grains in REDUCED_GRAINS
         for size in SIZES
     ]
@@ -332,8 +337,8 @@ def time_reductions(collective: Collective, repeats: int) -> list[Sample]:
 
 
 def _buckets(collective: Collective, size: int) -> list[Bucket]:
-    """Room for so many bytes, in buckets as the engine fills them."""
-    most = bucket_bytes(collective.num_workers)
+    """Room for so many bytes, in buckets that do not depend on the link that is timed."""
+    most = bucket_bytes(collective.num_workers, size)
     lengths = [min(most, size - first) // 4 for first in range(0, size, most)]
     return [collective.bucket(length, torch.float32, exact=True) for length in lengths]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samepath.data.loaders import TIMEOUT_SECONDS
-from samepath.plan import Reduction
+from samepath.plan import LinkSpeed, Reduction
 
 Record: TypeAlias = NDArray[np.uint8]
 Number = TypeVar("Number", np.int64, np.float64)
+Travelling: TypeAlias = Literal["gradients", "buffers"]
 
 
 class Bucket(ABC):
     """Room for one worker's partial sums of a fixed stretch of values, and for their total."""
 
     rows: Tensor
-    """(sums, length): this worker's partial sums. All but the last are to be filled before
+    """(sums, length): this worker's partial sums. Each but the last is to be filled before its
     `launch_early`, the last before `launch`."""
     watch: Callable[[str], None] | None = None
     """Told "adding" and "added" around this worker's part of the additions, and when the total is
@@ -42,9 +43,10 @@ class Bucket(ABC):
     def begin(self, reduction: Reduction) -> None:
         """Get ready for a batch with this reduction (the same one on every worker)."""
 
-    def launch_early(self) -> None:
-        """Send the sums that this worker's last grain does not change, where they must travel:
-        called before that grain, in the same order of buckets on every worker."""
+    def launch_early(self, row: int) -> None:
+        """Send one of the sums that no later grain of this worker changes, where it must travel.
+        Called for every row but the last of the worker that has most, in order, and in the same
+        order of buckets on every worker; who has no such row sends nothing."""
         return
 
     @abstractmethod
@@ -91,6 +93,8 @@ class Collective(ABC):
     device: torch.device
     timeout_seconds: float
     """How long to wait for another worker."""
+    speed: LinkSpeed | None = None
+    """Of the network, the same on every worker; None: they share memory, or it was not measured."""
 
     @abstractmethod
     def gather_begin(self, record: Record) -> Callable[[], list[Record]]:
@@ -101,8 +105,11 @@ class Collective(ABC):
         """Overwrite all workers' tensor with one worker's."""
 
     @abstractmethod
-    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
-        """Make a bucket of so many values."""
+    def bucket(
+        self, length: int, dtype: torch.dtype, *, exact: bool, what: Travelling = "gradients"
+    ) -> Bucket:
+        """Make a bucket of so many values. Early sums of gradients and those of buffers pass each
+        other: their order differs between workers."""
 
     @abstractmethod
     def row_exchange(self) -> RowExchange:
@@ -152,7 +159,9 @@ class Alone(Collective):
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
         pass
 
-    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+    def bucket(
+        self, length: int, dtype: torch.dtype, *, exact: bool, what: Travelling = "gradients"
+    ) -> Bucket:
         raise AssertionError("one worker adds its own sums and needs no bucket")
 
     def row_exchange(self) -> RowExchange:

@@ -23,7 +23,13 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
+from samepath.engine.comm.collective import (
+    Bucket,
+    Collective,
+    Record,
+    RowExchange,
+    Travelling,
+)
 from samepath.engine.comm.environment import LOOPBACK, Place
 from samepath.engine.comm.tensors import fills
 from samepath.errors import UserError, WorkerLost
@@ -143,8 +149,8 @@ class Network(Collective):
         self.row_group: dist.ProcessGroup | None = None
         """The group of messages between all workers, whose order against buckets differs between
         workers."""
-        self.early_group: dist.ProcessGroup | None = None
-        """The group of sums that leave before a worker's last grain, at a time of each worker's
+        self.early_groups: dict[Travelling, dist.ProcessGroup | None] = {}
+        """The groups of sums that leave before a worker's last grain, at a time of each worker's
         own."""
         self.travelling: deque[NetworkBucket] = deque()
         """Buckets whose sums are on their way to the workers that add them."""
@@ -183,8 +189,10 @@ class Network(Collective):
         if dense is not tensor:
             tensor.copy_(dense)
 
-    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
-        return NetworkBucket(self, length, dtype, exact=exact)
+    def bucket(
+        self, length: int, dtype: torch.dtype, *, exact: bool, what: Travelling = "gradients"
+    ) -> Bucket:
+        return NetworkBucket(self, length, dtype, exact=exact, what=what)
 
     def row_exchange(self) -> RowExchange:
         if self.row_group is None:
@@ -213,7 +221,8 @@ class Network(Collective):
             # A group ends its threads when the last who holds it lets go. Left for the end of the
             # interpreter, a thread that still has a tensor to free there aborts the process.
             self.scatter_group = self.gather_group = None
-            self.row_group = self.early_group = None
+            self.row_group = None
+            self.early_groups.clear()
             dist.destroy_process_group()
 
 
@@ -235,31 +244,39 @@ class NetworkBucket(Bucket):
     order. Otherwise every worker owns one chunk of the bucket: all sums of that chunk come to it,
     it adds them in order, and the totals go round (2(N-1)/N of the bucket sent per worker when
     each has one sum: a ring's traffic). Where some worker has several sums, all but its last leave
-    before its last grain.
+    one by one, each when it is complete.
     """
 
     def __init__(
-        self, collective: Network, length: int, dtype: torch.dtype, *, exact: bool
+        self,
+        collective: Network,
+        length: int,
+        dtype: torch.dtype,
+        *,
+        exact: bool,
+        what: Travelling,
     ) -> None:
         self._collective = collective
+        self._what = what
         self._exact = exact
+        self._speed = collective.speed if exact else None
         self._length = length
         self._chunk = -(-length // collective.num_workers)
         padded = self._chunk * collective.num_workers
         self._rows = torch.zeros(1, padded, dtype=dtype, device=collective.device)
         self._work: dist.Work | None = None
-        self._early: _Sent | None = None
+        self._early: list[_Sent] = []
 
     def begin(self, reduction: Reduction) -> None:
         self._reduction = reduction
         mine = reduction.num_sums[self._collective.worker]
-        self._early = None
+        self._early = []
         if mine > len(self._rows):
             self._rows = self._rows.new_zeros(mine, self._rows.shape[1])
         self.rows = self._rows[:mine, : self._length]
         num_bytes = self._length * self._rows.dtype.itemsize
         on_cpu = self._collective.device.type == "cpu"  # NCCL's times were not measured
-        self._whole = on_cpu and num_bytes <= whole_bytes(reduction.num_sums)
+        self._whole = on_cpu and num_bytes <= whole_bytes(reduction.num_sums, self._speed)
         has_one_order = not self._exact or self._collective.num_workers == 2
         self._plain = has_one_order and max(reduction.num_sums) <= 1 and not self._whole
         if self._plain and mine == 0:
@@ -267,14 +284,16 @@ class NetworkBucket(Bucket):
         self._leaves_early = (
             on_cpu and max(reduction.num_sums) > 1 and not (self._plain or self._whole)
         )
-        if self._leaves_early and self._collective.early_group is None:
-            self._collective.early_group = self._collective.new_group()
+        groups = self._collective.early_groups
+        if self._leaves_early and self._what not in groups:
+            groups[self._what] = self._collective.new_group()
         self._returned = False
 
-    def launch_early(self) -> None:
+    def launch_early(self, row: int) -> None:
         if self._leaves_early:
-            counts = [max(number - 1, 0) for number in self._reduction.num_sums]
-            self._early = self._send(0, counts, self._chunk, self._collective.early_group)
+            counts = [int(row < number - 1) for number in self._reduction.num_sums]
+            group = self._collective.early_groups[self._what]
+            self._early.append(self._send(row, counts, self._chunk, group))
 
     def launch(self) -> None:
         group = self._collective.scatter_group
@@ -284,7 +303,7 @@ class NetworkBucket(Bucket):
             return
         counts = list(self._reduction.num_sums)
         first = 0
-        if self._early is not None:
+        if self._early:
             first = max(counts[self._collective.worker] - 1, 0)
             counts = [min(number, 1) for number in counts]
         chunk = self._rows.shape[1] if self._whole else self._chunk
@@ -323,7 +342,7 @@ class NetworkBucket(Bucket):
 
     def has_arrived(self) -> bool:
         # On a GPU is_completed() would ask the stream; there finish() queues the rest instead
-        works = [sent.work for sent in (self._early, self._sent) if sent is not None]
+        works = [sent.work for sent in (*self._early, self._sent)]
         return self._collective.device.type == "cpu" and all(
             work is not None and work.is_completed() for work in works
         )
@@ -339,10 +358,9 @@ class NetworkBucket(Bucket):
         """Add the sums that have come, in the tree's order."""
         fault_point("reduction")
         parts = []
-        for sent in (self._early, self._sent):
-            if sent is not None:
-                _wait(sent.work)
-                parts.append(sent.incoming)
+        for sent in (*self._early, self._sent):
+            _wait(sent.work)
+            parts.append(sent.incoming)
         self.tell("adding")
         # by worker, and of each worker the early ones first: the order of the grains
         sums: list[Tensor] = [

@@ -28,7 +28,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samepath import owners
-from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
+from samepath.engine.comm.collective import (
+    Bucket,
+    Collective,
+    Record,
+    RowExchange,
+    Travelling,
+)
 from samepath.engine.comm.environment import machine_name
 from samepath.engine.comm.network import Network
 from samepath.errors import WorkerLost
@@ -177,7 +183,9 @@ class SharedMemory(Collective):
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
         self._network.broadcast(tensor, worker)
 
-    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+    def bucket(
+        self, length: int, dtype: torch.dtype, *, exact: bool, what: Travelling = "gradients"
+    ) -> Bucket:
         return SharedBucket(self, length, dtype)
 
     def row_exchange(self) -> RowExchange:

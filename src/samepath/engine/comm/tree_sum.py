@@ -6,8 +6,9 @@ computed which grain. A tensor that no grain had is None; one that only some gra
 -0.0 in the others (x + -0.0 is x for every x), as if those additions had not been made.
 
 A worker keeps finished subtrees on a stack, as in pairwise summation. Where sums must travel,
-tensors lie side by side in buckets. Sums that the worker's last grain does not change leave before
-it; the last sum of a bucket leaves as soon as that grain's backward pass has filled it.
+tensors lie side by side in buckets. A sum that no later grain of the worker changes leaves when the
+grain that completes it is done; the last sum of a bucket leaves as soon as the last grain's
+backward pass has filled it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from samepath.engine.comm.collective import Bucket, Collective
+from samepath.engine.comm.collective import Bucket, Collective, Travelling
 from samepath.engine.comm.tensors import dense_strides
-from samepath.plan import Reduction, bucket_bytes
+from samepath.plan import Reduction, bucket_bytes, settled
 
 Sums: TypeAlias = list[Tensor | None]
 """One partial sum: a tensor per parameter, None where no grain used it."""
@@ -76,16 +77,21 @@ class TreeSum:
         tensors: Sequence[Tensor],
         *,
         exact: bool,
+        what: Travelling = "gradients",
     ) -> None:
         self._tensors = list(tensors)
-        self._slots, lengths = lay_out(self._tensors, bucket_bytes(collective.num_workers))
+        # a plain all-reduce adds in an order that depends on where in a bucket a value is
+        speed = collective.speed if exact else None
+        total = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
+        most = bucket_bytes(collective.num_workers, total, speed)
+        self._slots, lengths = lay_out(self._tensors, most)
         self._layouts = [(tensor.shape, dense_strides(tensor)) for tensor in tensors]
         self._views: dict[tuple[int, int], Tensor] = {}
         self._memory: list[int] = []
         dtypes = {slot.bucket: t.dtype for slot, t in zip(self._slots, tensors, strict=True)}
         self._worker = collective.worker
         self.buckets: list[Bucket] = [
-            collective.bucket(length, dtypes[number], exact=exact)
+            collective.bucket(length, dtypes[number], exact=exact, what=what)
             for number, length in enumerate(lengths if collective.num_workers > 1 else ())
         ]
         in_bucket = Counter(slot.bucket for slot in self._slots)
@@ -95,6 +101,9 @@ class TreeSum:
         """Get ready for a new batch."""
         self._merges = reduction.merges[self._worker]
         self._num_sums = reduction.num_sums[self._worker]
+        self._settled = settled(self._merges)
+        self._most_sums = max(reduction.num_sums)
+        self._left_early = 0
         self._grain = 0
         self._stack: list[Sums] = []
         self._last: Sums | None = None
@@ -108,8 +117,7 @@ class TreeSum:
         if memory != self._memory:  # some bucket has more room; views would keep the old alive
             self._views.clear()
             self._memory = memory
-        if len(self._merges) < 2:
-            self._launch_early()
+        self._launch_settled()
 
     def _give_away(self) -> None:
         """Give a total that the user's code has kept (`previous = p.grad`) memory of its own: the
@@ -148,16 +156,22 @@ class TreeSum:
             sums = add(self._stack.pop(), sums)
         self._stack.append(sums)
         self._grain += 1
-        if self.on_last_grain:
-            self._launch_early()
+        self._launch_settled()
 
-    def _launch_early(self) -> None:
-        """Write the sums that the last grain, which comes next, leaves alone, and send them."""
-        for row in range(self._num_sums - 1 if self.buckets else 0):
-            for index, tensor in enumerate(self._stack[row]):
-                self._write(row, index, [] if tensor is None else [tensor])
-        for bucket in self.buckets:
-            bucket.launch_early()
+    def _launch_settled(self) -> None:
+        """Write the sums that no later grain changes, and send them. After the last of them, take
+        part in those of workers that have more."""
+        if not self.buckets:
+            return
+        mine, upto = max(self._num_sums - 1, 0), self._settled[self._grain]
+        for row in range(self._left_early, self._most_sums - 1 if upto >= mine else upto):
+            if row < mine:
+                for index, tensor in enumerate(self._stack[row]):
+                    self._write(row, index, [] if tensor is None else [tensor])
+                self._stack[row] = []  # it is in its bucket; the memory can go
+            for bucket in self.buckets:
+                bucket.launch_early(row)
+            self._left_early = row + 1
 
     def write_last(self, index: int, tensor: Tensor | None) -> None:
         """Fold in a value of the last grain, and start its bucket if that is full."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -24,16 +24,21 @@ from samepath.engine.comm.environment import Place, read_place
 from samepath.engine.comm.network import Network
 from samepath.engine.comm.shared_data import share_data
 from samepath.engine.comm.shared_memory import SharedMemory, same_machine
+from samepath.engine.comm.speed import agree_on_speed
 from samepath.engine.run.memory import keep_freed_memory
 from samepath.engine.run.trainer import Trainer
 from samepath.engine.step.settings import Settings, refuse_names, refuse_plateau_by_step
 from samepath.errors import UserError
 from samepath.keys import key
 from samepath.owners import die_with_parent
+from samepath.plan import parse_speed
+from samepath.plan.link import EXAMPLE, is_speed
 from samepath.recipe import Loss, settle_loss
 from samepath.threads import set_threads
 
-Link = Literal["auto", "network"]
+Link: TypeAlias = Literal["auto", "network"] | str
+"""How workers talk: "auto" (shared memory within a machine, else the network), "network", or the
+network with its speed, such as "940Mbit/s:60us", which is then not measured."""
 watch_trainers: list[Callable[[Trainer], None]] = []
 """Told of every trainer that a session prepares; `verify` looks in here."""
 
@@ -42,6 +47,7 @@ def connect(
     place: Place, device: torch.device, *, timeout_seconds: float = TIMEOUT_SECONDS, link: Link
 ) -> Collective:
     """The collective for this place: shared memory within a machine (on CPU), else the network."""
+    typed = None if link in ("auto", "network") else parse_speed(link, "the link ")
     if place.num_workers == 1:
         return Alone(device, timeout_seconds)
     choose_network(place, device)
@@ -49,6 +55,8 @@ def connect(
     if link == "auto" and device.type == "cpu" and same_machine(network):
         with suppress(OSError):  # raised on all workers or none: no shared memory to be had
             return SharedMemory(network)
+    if device.type == "cpu" or typed is not None:  # NCCL's times were not measured
+        network.speed = agree_on_speed(network, typed)
     return network
 
 
@@ -191,10 +199,12 @@ def start(
     if device is None:
         device = f"cuda:{place.local_worker}" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)
+    chosen = link or os.environ.get("SAMEPATH_LINK", "auto")
+    if chosen not in ("auto", "network") and not is_speed(chosen):
+        raise UserError(
+            f"link is {chosen!r}; use 'auto', 'network' or the network's speed, such as '{EXAMPLE}'"
+        )
     settle_in(target, seed=seed, threads=threads)
-    chosen: Any = link or os.environ.get("SAMEPATH_LINK", "auto")
-    if chosen not in ("auto", "network"):
-        raise UserError(f"link is {chosen!r}; use 'auto' or 'network'")
     collective = connect(place, target, timeout_seconds=timeout_seconds, link=chosen)
     atexit.register(collective.close)  # for scripts that just end; closing twice does nothing
     return Session(collective, seed=seed, launcher=place.launcher)

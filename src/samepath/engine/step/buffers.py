@@ -258,7 +258,8 @@ class BufferMerge:
                     "differently in different grains and is too coarse to be averaged; make it a "
                     "float32 buffer"
                 )
-        return TreeSum(self._collective, [self._saved[i] for i in indices], exact=self._exact)
+        tensors = [self._saved[index] for index in indices]
+        return TreeSum(self._collective, tensors, exact=self._exact, what="buffers")
 
     def record(self) -> Record:
         """Pack what the other workers must know: which buffers changed here, and what they came

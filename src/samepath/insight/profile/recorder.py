@@ -14,10 +14,16 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from samepath.engine.comm.collective import Bucket, Collective, Record, RowExchange
+from samepath.engine.comm.collective import (
+    Bucket,
+    Collective,
+    Record,
+    RowExchange,
+    Travelling,
+)
 from samepath.engine.comm.shared_memory import SharedMemory
 from samepath.insight.profile.timeline import MainPhase, Phase, TimelineEvent
-from samepath.plan import Reduction, whole_bytes
+from samepath.plan import LinkSpeed, Reduction, whole_bytes
 from samepath.recipe import Recipe
 
 Given = ParamSpec("Given")
@@ -109,6 +115,7 @@ class TimedCollective(Collective):
         self.worker = inner.worker
         self.num_workers = inner.num_workers
         self.device = inner.device
+        self.speed = inner.speed
         self.recorder = recorder
         recorder.in_memory = isinstance(inner, SharedMemory)
         self._inner = inner
@@ -120,11 +127,14 @@ class TimedCollective(Collective):
     def broadcast(self, tensor: Tensor, worker: int = 0) -> None:
         self.recorder.timed("wait", self._inner.broadcast, "broadcast")(tensor, worker)
 
-    def bucket(self, length: int, dtype: torch.dtype, *, exact: bool) -> Bucket:
+    def bucket(
+        self, length: int, dtype: torch.dtype, *, exact: bool, what: Travelling = "gradients"
+    ) -> Bucket:
         name = f"bucket {self._num_buckets}"
         self._num_buckets += 1
-        inner = self._inner.bucket(length, dtype, exact=exact)
-        return TimedBucket(inner, self, name, length * dtype.itemsize)
+        inner = self._inner.bucket(length, dtype, exact=exact, what=what)
+        speed = self.speed if exact else None
+        return TimedBucket(inner, self, name, length * dtype.itemsize, speed)
 
     def row_exchange(self) -> RowExchange:
         return TimedRows(self._inner.row_exchange(), self)
@@ -132,13 +142,13 @@ class TimedCollective(Collective):
     def gather_aside(self, mine: bytes) -> list[bytes]:
         return self.recorder.timed("wait", self._inner.gather_aside, "rows")(mine)
 
-    def bytes_sent(self, num_bytes: int, reduction: Reduction) -> int:
+    def bytes_sent(self, num_bytes: int, reduction: Reduction, speed: LinkSpeed | None) -> int:
         """Bytes this worker sends to reduce a bucket. In memory: its sums and its chunk of the
         total. On the network: its sums to all workers where they are few bytes, else its sums'
         chunks to their owners and its own chunk's total to all (a ring's bytes where it has one
         sum)."""
         in_memory = self.recorder.in_memory
-        if not in_memory and num_bytes <= whole_bytes(reduction.num_sums):
+        if not in_memory and num_bytes <= whole_bytes(reduction.num_sums, speed):
             return num_bytes * reduction.num_sums[self.worker] * (self.num_workers - 1)
         part, sums = num_bytes / self.num_workers, reduction.num_sums[self.worker]
         others = self.num_workers if in_memory else self.num_workers - 1
@@ -180,22 +190,30 @@ class TimedBucket(Bucket):
     """A bucket that notes: the main thread's adding and waiting, and its way from launch to
     arrival."""
 
-    def __init__(self, inner: Bucket, owner: TimedCollective, name: str, num_bytes: int) -> None:
+    def __init__(
+        self,
+        inner: Bucket,
+        owner: TimedCollective,
+        name: str,
+        num_bytes: int,
+        speed: LinkSpeed | None,
+    ) -> None:
         self._inner = inner
         self._owner = owner
         self._recorder = owner.recorder
         self._name = name
         self._num_bytes = num_bytes
+        self._speed = speed
         self._settling = False
         inner.watch = self._told
 
     def begin(self, reduction: Reduction) -> None:
         self._inner.begin(reduction)
         self.rows = self._inner.rows
-        self._bytes_sent = self._owner.bytes_sent(self._num_bytes, reduction)
+        self._bytes_sent = self._owner.bytes_sent(self._num_bytes, reduction, self._speed)
 
-    def launch_early(self) -> None:
-        self._during("reduce", self._inner.launch_early)
+    def launch_early(self, row: int) -> None:
+        self._during("reduce", lambda: self._inner.launch_early(row))
 
     def launch(self) -> None:
         self._step, self._launched = self._recorder.step, self._recorder.now()
