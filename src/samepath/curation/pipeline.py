@@ -116,6 +116,8 @@ def _curate_in_rounds(
         if number == request.rounds:
             places.append(request.out)
         control = random_control(this.keep_list, candidates, request.seed)
+        if first is not None:
+            this.arrays["map"]["candidates"] = candidates
         for place in places:
             place.mkdir(exist_ok=True)
             folder.write_keep_list(this.keep_list, place / KEEP)
@@ -389,11 +391,11 @@ class Round:
         pairs.sort(key=lambda pair: -counts[pair])
         rate, width = judged["rate"].tolist()
         held_out = self._held_out
+        quick = "cross-validated logistic regression on the features of a network"
+        if self._request.extractor is None:
+            quick += " that has seen the labels"
         return {
-            "judge": "cross-validated logistic regression on the features of a network that has "
-            "seen the labels"
-            if held_out is None
-            else "out-of-fold predictions",
+            "judge": "out-of-fold predictions" if held_out is not None else quick,
             "predictions": None if held_out is None else held_out.identity,
             "rate": rate,
             "rate_low": max(0.0, rate - width),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
 from samepath.curation.colours import DARK, LIGHT, class_colours
 from samepath.curation.folder import Curation, CurationFolder
+from samepath.curation.reasons import random_control
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
 from samepath.web.explorer.edits import OWN_LABEL, Columns, Edit, Edits, Rows, journal_of, texts
@@ -91,6 +92,7 @@ class Explorer:
             "has_doubts": "doubt" in self.known,
             "has_guesses": "guesses" in curation.columns,
             "has_suggestions": "suggested" in self.known,
+            "label_noise": curation.about.get("label_noise"),
             "facts": curation.facts,
             "picture": None if pictures is None else [pictures.width, pictures.height],
             "classes": [asdict(sliders) for sliders in self.sliders],
@@ -229,7 +231,8 @@ class Explorer:
         return self._now(self.edits.redo())
 
     def save(self) -> dict[str, Any]:
-        """Write a new keep-list beside the others; returns its place, and how to train with it."""
+        """Write a new keep-list and its control (as many of each class, at random) beside the
+        others; returns its place, and how to train with it."""
         out = self.folder.next_keep_list()
         columns, about = self.edits.columns, self.curation.about
         edited = replace(
@@ -240,6 +243,10 @@ class Explorer:
             notes=columns.notes.tolist() if len(self._noted()) else None,
             **self._labels_given(),
         )
+        control = random_control(
+            edited, self.curation.candidates | edited.kept, _seed(self.curation.about)
+        )
+        write_keep_list(out.with_name(out.name.replace("keep", "random", 1)), control)
         write_keep_list(out, edited)
         self.edits.mark_saved(out)
         self.saved_as = out
@@ -328,6 +335,12 @@ def _choose_keep_list(folder: CurationFolder) -> Path:
         if not Edits(read_keep_list(keep), keep, journal_of(keep, path), read_only=True).is_saved:
             return keep
     return saved[-1]
+
+
+def _seed(about: dict[str, Any]) -> int:
+    """The seed of a curation."""
+    seed = about.get("settings", {}).get("seed")
+    return seed if type(seed) is int else 0
 
 
 def _examples(rows: Rows) -> str:
