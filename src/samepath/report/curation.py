@@ -190,7 +190,7 @@ def _eps(facts: dict[str, Any]) -> str:
 
 
 _NOISE_NOTE = (
-    "Expected numbers of labels of each pair, the most frequent first. Intervals (95%, by bootstrap) "
+    "Expected numbers of examples of each pair, the most frequent first. Intervals (95%, by bootstrap) "
     "are of chance alone: the judge may be wrong too. What is taken for wrong is listed under "
     "Classes as label errors and outliers."
 )
@@ -215,7 +215,7 @@ def confusions_table(noise: dict[str, Any], most: int = _TABLE_PAIRS) -> Rows:
     """Which class is written for which, and how often, with intervals; nothing without any."""
     if not noise["confusions"]:
         return []
-    rows = [["right class", "label", "labels", "95% interval"]]
+    rows = [["right class", "written as", "examples", "95% interval"]]
     for pair in noise["confusions"][:most]:
         interval = f"{pair['low']:,.0f} to {pair['high']:,.0f}"
         rows.append([pair["right"], pair["written"], f"{pair['number']:,.0f}", interval])
@@ -241,7 +241,7 @@ def draw_confusions(noise: dict[str, Any], out: Path, *, title: str) -> Path:
         label.set_parse_math(False)
     axes.set_ylim(len(pairs) - 0.5, -0.5)
     axes.set_xlim(left=0)
-    axes.set_xlabel("labels, expected (bars: 95% intervals, chance alone)")
+    axes.set_xlabel("examples, expected (bars: 95% intervals, chance alone)")
     style.tidy(axes)
     return style.save_figure(figure, out)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
+from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, PlaneClusters, k_distances
 from samepath.curation.colours import DARK, LIGHT, class_colours
 from samepath.curation.folder import Curation, CurationFolder
 from samepath.curation.reasons import random_control
@@ -75,6 +75,7 @@ class Explorer:
         self.reasons = [*REASONS, *sorted(given - {*REASONS})]
         self._codes = {reason: code for code, reason in enumerate(self.reasons)}
         self.sliders: list[ClassSliders] = _sliders(self.curation)
+        self._planes: dict[int, PlaneClusters] = {}
 
     # ---- what is shown
 
@@ -207,7 +208,9 @@ class Explorer:
         if not self.sliders[label].can_cluster:
             raise UserError(f"{name} has too few examples to be clustered: all are kept")
         rows = np.flatnonzero(self.curation.labels == label)
-        clusters = cluster_class(self.curation.positions[rows], eps, min_samples)
+        if label not in self._planes:
+            self._planes[label] = PlaneClusters(self.curation.positions[rows])
+        clusters = self._planes[label].at(eps, min_samples)
         kept, reasons, _, notes, targets = self.edits.columns.take(rows)
         free = (reasons == "noise") | (kept & (reasons == ""))
         kept[free] = clusters[free] != -1
