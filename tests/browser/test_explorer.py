@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+import numpy as np
 from curation_folders import make_curation_folder
 from explorer_pages import OpenPage, lasso, numbers, place_of, serving, until
 from playwright.sync_api import Page
@@ -181,6 +182,45 @@ def test_sliding_clusters_again_and_can_be_undone(page: Page) -> None:
     page.keyboard.press("z")
     until(page, "samepath.model.state.num_edits === 0")
     assert numbers(page) == before
+
+
+def test_slider_and_table_count_noise_alike(folder: Path, open_page: OpenPage) -> None:
+    """What lies outside of all clusters and is dropped for another reason is no noise in either."""
+    file = folder / "keep.csv"
+    lines = file.read_text().splitlines()
+    row = next(n for n, line in enumerate(lines) if n and line.endswith(",noise"))
+    lines[row] = lines[row].removesuffix("noise") + "label error"
+    file.write_text("\n".join(lines) + "\n")
+    keep = read_keep_list(file)
+    assert keep.labels is not None
+    with serving(folder) as address:
+        page = open_page(address)
+        total = 0
+        for label in range(10):
+            page.select_option("#tune-class", str(label))
+            reasons = np.array(keep.reasons)[keep.labels == label]
+            noise = int((reasons == "noise").sum())
+            words = page.locator("#tune-result").inner_text()
+            assert f"; {noise} dropped as noise" in words
+            assert ("; 1 outside too, with another reason" in words) == (
+                keep.labels[row - 1] == label
+            )
+            total += noise
+        listed = page.locator("#reasons li", has_text="noise").locator(".numbers").inner_text()
+        assert int(listed) == total
+
+
+def test_wrong_labels_are_told_and_found(page: Page) -> None:
+    words = page.locator("#noise").inner_text()
+    assert "4.3% of all (3.1 to 5.5%)" in words
+    assert "12 (8 to 17)" in words
+    page.click("text=cat → dog")
+    until(page, "document.getElementById('find-words').textContent.endsWith(' shown')")
+    found = page.evaluate(
+        """() => [...samepath.model.label.keys()].filter((i) => samepath.model.isVisible(i))
+             .map((i) => [samepath.model.label[i], samepath.model.suggested[i]])"""
+    )
+    assert all(pair == [3, 5] for pair in found)
 
 
 def test_sliding_is_seen_before_it_is_an_edit(page: Page) -> None:
