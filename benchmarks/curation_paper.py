@@ -11,7 +11,7 @@ falling tenfold at half and at four fifths of them (50 epochs at batch 6272 are 
 images). The parts come one after the other, figure by figure; a sitting that is over stops with
 SIGINT and the same command goes on. What came of finished runs, and the keep-list they are about,
 is kept in benchmarks/results/curation_paper*: commit it. docs/curation.md shows what is there
-(scripts/write_curation_docs.py --paper).
+(scripts/write_curation_docs.py).
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def say_estimate(number: int) -> None:
         total += hours
         print(f"  {name:20} {runs:4} runs left, about {hours:.1f} h")
     print(
-        f"about {total:.0f} hours are left, at {speed:.0f} images a second of {os.cpu_count()} idle "
-        "cores",
+        f"about {total:.0f} hours are left, at {speed:.0f} images a second of "
+        f"{len(os.sched_getaffinity(0))} idle cores",
         flush=True,
     )
 
@@ -229,7 +229,9 @@ def keep_lists(out: Path, kind: str, batch: int) -> tuple[Path, Path]:
         )
     if kind == "short":  # as many of no class in particular: only the last batch is asked about
         number = len(labels) - (len(labels) - LAST_BATCH) % batch
-        one = KeepList(**{**vars(lists[0]), "labels": None, "kept": np.arange(len(labels)) < number})
+        one = KeepList(
+            **{**vars(lists[0]), "labels": None, "kept": np.arange(len(labels)) < number}
+        )
         drawn = [random_control(one, np.ones(len(labels), bool), seed) for seed in (1, 2)]
         lists = [KeepList(**{**vars(each), "labels": labels}) for each in drawn]
     paths = out / f"{kind}.csv", out / f"{kind}-random.csv"
@@ -255,7 +257,9 @@ def compare(part: Part, out: Path, number: int, until: float) -> bool:
         return run(command, until, DEPTHS[0], part.epochs(number), part.drop_last)
     finally:
         if (folder / "settings.json").exists():
-            print(f"{save(folder, part.file)} of {part.num_runs} runs are in {part.file}; commit it")
+            print(
+                f"{save(folder, part.file)} of {part.num_runs} runs are in {part.file}; commit it"
+            )
 
 
 def sit(out: Path, number: int, until: float) -> bool:
@@ -289,7 +293,7 @@ def main() -> None:
     if not sit(asked.out, number, until):
         print("not done yet: run the same command again")
         sys.exit(INTERRUPTED)
-    print("done: run scripts/write_curation_docs.py --paper")
+    print("done: run scripts/write_curation_docs.py")
 
 
 if __name__ == "__main__":

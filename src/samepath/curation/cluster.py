@@ -126,7 +126,7 @@ def knee(curve: Floats) -> tuple[float, str]:
 
 
 def cluster_class(places: NDArray[np.floating], eps: float, min_samples: int) -> Ints:
-    """DBSCAN of one class's points in the plane: clusters from 0, the largest first; -1 is noise."""
+    """DBSCAN of one class's points in the plane; see PlaneClusters."""
     return PlaneClusters(places).at(eps, min_samples)
 
 

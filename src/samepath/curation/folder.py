@@ -277,8 +277,9 @@ class CurationFolder:
 
     def next_keep_list(self) -> Path:
         """The first name after those of all keep-lists and controls in the folder."""
-        found = [*self.path.glob("keep-*.csv"), *self.path.glob("random-*.csv")]
-        taken = [int(m[1]) for p in found if (m := re.fullmatch(r"\w+-([1-9]\d{0,8})\.csv", p.name))]
+        names = [path.name for path in self.path.glob("*-*.csv")]
+        matches = [re.fullmatch(r"(?:keep|random)-([1-9]\d{0,8})\.csv", name) for name in names]
+        taken = [int(match[1]) for match in matches if match]
         return self.path / f"keep-{max(taken, default=1) + 1}.csv"
 
     def read(self) -> Curation:

@@ -190,9 +190,9 @@ def _eps(facts: dict[str, Any]) -> str:
 
 
 _NOISE_NOTE = (
-    "Expected numbers of examples of each pair, the most frequent first. Intervals (95%, by bootstrap) "
-    "are of chance alone: the judge may be wrong too. What is taken for wrong is listed under "
-    "Classes as label errors and outliers."
+    "Expected numbers of examples of each pair, the most frequent first. Intervals (95%, by "
+    "bootstrap) are of chance alone: the judge may be wrong too. What is taken for wrong is listed "
+    "under Classes as label errors and outliers."
 )
 
 
