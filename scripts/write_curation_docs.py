@@ -163,7 +163,8 @@ def spread(ends: Ends, variant: str) -> str:
 
 def holds(parts: list[Part], ends: dict[str, Ends], asked: str) -> str:
     """Whether a claim holds at every part: where seeds do not overlap."""
-    others = {"best": ("full", "random"), "smallest": ("full", "random")}
+    others: dict[str, tuple[str, ...]] = {}
+    others |= {"best": ("full", "random"), "smallest": ("full", "random")}
     others |= {"best random": ("random",), "same": ("full",)}
     words = []
     for part in parts:

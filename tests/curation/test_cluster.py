@@ -81,7 +81,7 @@ def test_a_slider_that_moves_repeats_little(
 
     work = {"triangulated": 0, "neighbours": 0}
 
-    class Counted(scipy.spatial.Delaunay):
+    class Counted(scipy.spatial.Delaunay):  # type: ignore[misc]
         def __init__(self, points: NDArray[np.float64]) -> None:
             work["triangulated"] += len(points)
             super().__init__(points)
