@@ -63,6 +63,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def ended(process: subprocess.Popen[str]) -> tuple[str, float]:
+    """What a process said until its end, and its CPU time."""
+    assert process.stderr is not None
+    with process.stderr:
+        said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return said, used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_ends_in_two_seconds(stage: str, run: Path, tmp_path: Path) -> None:
     at, out = tmp_path / "at", tmp_path / "out"
@@ -70,14 +80,10 @@ def test_every_stage_ends_in_two_seconds(stage: str, run: Path, tmp_path: Path) 
     process = subprocess.Popen(
         [*command, planted.__file__, str(out), str(run)], stderr=subprocess.PIPE, text=True
     )
-    assert process.stderr is not None
-    said = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    said, seconds = ended(process)
     assert process.returncode == 130, said
     assert said.rstrip().endswith("stopped; the same command goes on from here")
-    seconds = used.ru_utime + used.ru_stime - float(at.read_text())
-    assert seconds < LIMIT_SECONDS
+    assert seconds - float(at.read_text()) < LIMIT_SECONDS
 
 
 @pytest.mark.parametrize("when", ["training", "features"])
@@ -106,13 +112,10 @@ def test_workers_end_with_the_curation(when: str, tmp_path: Path) -> None:
         time.sleep(0.05)
     before = _seconds(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.stderr is not None
-    said = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    said, seconds = ended(process)
     assert process.returncode == 130, said
     assert "goes on from here" in said
-    assert used.ru_utime + used.ru_stime - before < LIMIT_SECONDS
+    assert seconds - before < LIMIT_SECONDS
 
 
 def _seconds(pid: int) -> float:
