@@ -204,7 +204,7 @@ def noise_words(noise: dict[str, Any], number: int) -> str:
         f"{high:.1f}%)."
     )
     if noise["rate_high"] * number < 1:
-        words = "The labels look clean: fewer than one is expected to be wrong."
+        words = "No wrong labels are seen: fewer than one is expected."
     return (
         f"{words} The judge: {noise['judge']}. {count(noise['num_taken'], 'example')} "
         f"{'is' if noise['num_taken'] == 1 else 'are'} taken for wrong."

@@ -27,7 +27,7 @@ export function noisePanel(model) {
   if (!noise) return;
   const share = (rate) => (100 * rate).toFixed(1);
   const isClean = noise.rate_high * model.num < 1;
-  find("noise-words").textContent = isClean ? "None: the labels look clean."
+  find("noise-words").textContent = isClean ? "None are seen."
     : `${share(noise.rate)}% of all (${share(noise.rate_low)} to ${share(noise.rate_high)}%)`;
   find("noise").title = `95% intervals, of chance alone. The judge: ${noise.judge}`;
   const quoted = (name) => (/\s/.test(name) ? `"${name}"` : name);
