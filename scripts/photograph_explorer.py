@@ -2,8 +2,9 @@
 
     python scripts/photograph_explorer.py CURATED
 
-In: a curation folder. Out: docs/images/explorer_light.png, with the likeliest label error looked
-at, and explorer_gallery.png, of what is dropped, in the dark. Needs chromium.
+In: a curation folder. Out: docs/images/explorer_light.png, with the most doubtful example looked
+at, explorer_review.png, the review queue, and explorer_gallery.png, of what is dropped, in the
+dark. Needs chromium.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
-from safetensors.numpy import load_file
 
 from samepath.data.keep_list import read_keep_list
 
@@ -41,11 +41,11 @@ def photograph(page: Page, name: str) -> None:
     )
 
 
-def likeliest_error(folder: Path) -> int:
-    """The row of the label error with the highest loss."""
-    reasons = np.array(read_keep_list(folder / "keep.csv").reasons)
-    losses = load_file(folder / "features.safetensors")["losses"]
-    return int(np.where(reasons == "label error", losses, -np.inf).argmax())
+def most_doubtful(folder: Path) -> int:
+    """The row whose label is doubted most."""
+    doubt = read_keep_list(folder / "keep.csv").doubt
+    assert doubt is not None, "examples without labels are not doubted"
+    return int(np.nanargmax(doubt))
 
 
 def main(folder: Path) -> None:
@@ -58,10 +58,14 @@ def main(folder: Path) -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
             page = opened(browser, address, "light")
-            row = likeliest_error(folder)
+            row = most_doubtful(folder)
             page.evaluate("(row) => samepath.model.pin(row)", row)
             page.wait_for_timeout(2000)
             photograph(page, "explorer_light.png")
+            page = opened(browser, address, "light")
+            page.keyboard.press("v")
+            page.wait_for_timeout(3000)
+            photograph(page, "explorer_review.png")
             page = opened(browser, address, "dark")
             page.click("#tab-gallery")
             page.wait_for_timeout(3000)

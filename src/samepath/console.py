@@ -123,8 +123,9 @@ class Patience:
 
 # ---------------------------------------------------------------- Ctrl-C
 
-STOP_SECONDS = 1.5
-"""What a computation may take to notice a Ctrl-C."""
+STOP_SECONDS = 0.5
+"""What a computation may take to notice a Ctrl-C, of the two seconds it has: a library that does
+not let other threads run, and a crowded machine, need the rest."""
 CONTINUE = "stopped; the same command goes on from here"
 
 

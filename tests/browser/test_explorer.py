@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+import numpy as np
 from curation_folders import make_curation_folder
 from explorer_pages import OpenPage, lasso, numbers, place_of, serving, until
 from playwright.sync_api import Page
@@ -182,11 +184,50 @@ def test_sliding_clusters_again_and_can_be_undone(page: Page) -> None:
     assert numbers(page) == before
 
 
+def test_slider_and_table_count_noise_alike(folder: Path, open_page: OpenPage) -> None:
+    """What lies outside of all clusters and is dropped for another reason is no noise in either."""
+    file = folder / "keep.csv"
+    lines = file.read_text().splitlines()
+    row = next(n for n, line in enumerate(lines) if n and line.endswith(",noise"))
+    lines[row] = lines[row].removesuffix("noise") + "label error"
+    file.write_text("\n".join(lines) + "\n")
+    keep = read_keep_list(file)
+    assert keep.labels is not None
+    with serving(folder) as address:
+        page = open_page(address)
+        total = 0
+        for label in range(10):
+            page.select_option("#tune-class", str(label))
+            reasons = np.array(keep.reasons)[keep.labels == label]
+            noise = int((reasons == "noise").sum())
+            words = page.locator("#tune-result").inner_text()
+            assert f"; {noise} dropped as noise" in words
+            assert ("; 1 outside too, with another reason" in words) == (
+                keep.labels[row - 1] == label
+            )
+            total += noise
+        listed = page.locator("#reasons li", has_text="noise").locator(".numbers").inner_text()
+        assert int(listed) == total
+
+
+def test_wrong_labels_are_told_and_found(page: Page) -> None:
+    words = page.locator("#noise").inner_text()
+    assert "4.3% of all (3.1 to 5.5%)" in words
+    assert "12 (8 to 17)" in words
+    page.click("text=cat → dog")
+    until(page, "document.getElementById('find-words').textContent.endsWith(' shown')")
+    found = page.evaluate(
+        """() => [...samepath.model.label.keys()].filter((i) => samepath.model.isVisible(i))
+             .map((i) => [samepath.model.label[i], samepath.model.suggested[i]])"""
+    )
+    assert all(pair == [3, 5] for pair in found)
+
+
 def test_sliding_is_seen_before_it_is_an_edit(page: Page) -> None:
     before = numbers(page)
+    page.locator("#eps").scroll_into_view_if_needed()
     box = page.locator("#eps").bounding_box()
     assert box is not None
-    page.locator("#eps").scroll_into_view_if_needed()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2, steps=5)
@@ -536,26 +577,32 @@ def test_panning_is_smooth(large: str, open_page: OpenPage) -> None:
 
 
 @pytest.mark.alone
-def test_clustering_again(tmp_path: Path, open_page: OpenPage) -> None:
-    """Asked, answered and shown, on a map of 20,000 points."""
-    folder = make_curation_folder(tmp_path / "c", 20_000, pictures="none")
+@pytest.mark.parametrize(("number", "classes"), [(50_000, 10), (20_000, 1)])
+def test_clustering_again(number: int, classes: int, tmp_path: Path, open_page: OpenPage) -> None:
+    """Asked, answered and shown, at every move of the slider."""
+    folder = make_curation_folder(
+        tmp_path / "c", number, num_classes=classes, pictures="none", classifier=classes > 1
+    )
     with serving(folder) as address:
         page = open_page(address)
 
         def cluster() -> float:
             ms: float = page.evaluate(
-                """async () => {
+                """async (share) => {
                   const { low, high } = samepath.model.about.classes[0];
-                  const body = { label: 0, eps: Math.sqrt(low * high), min_samples: 5, use: false };
+                  const eps = low ** (1 - share) * high ** share;
+                  const body = { label: 0, eps, min_samples: 5, use: false };
                   const began = performance.now();
                   const answer = await fetch("/api/cluster", { method: "POST",
                     headers: { "x-samepath": "1" }, body: JSON.stringify(body) });
                   samepath.model.preview(await answer.json());
                   return performance.now() - began;
-                }"""
+                }""",
+                next(shares),
             )
             return ms
 
-        cluster()  # libraries are loaded
+        shares = itertools.cycle([0.5, 0.6, 0.4, 0.8])  # another eps at each move
+        cluster()  # libraries are loaded, and the class is triangulated
         found = best(cluster, lambda ms: ms < CLUSTER_MS)
         assert min(found) < CLUSTER_MS, found

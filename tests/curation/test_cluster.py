@@ -13,6 +13,7 @@ from sklearn.cluster import DBSCAN
 
 from samepath.curation.cluster import (
     ClassClustering,
+    PlaneClusters,
     cluster_class,
     grid_cells,
     k_distances,
@@ -46,7 +47,9 @@ def test_it_is_dbscan(seed: int, number: int, kind: str, eps: float, min_samples
         points[:, 1] = 1.0
     elif kind == "copies":
         points = np.repeat(points[:6], 9, axis=0)
-    found = cluster_class(points, eps, min_samples)
+    plane = PlaneClusters(points)
+    plane.at(1.7, min_samples)  # what is kept of another eps does not show
+    found = plane.at(eps, min_samples)
     theirs = DBSCAN(eps=eps, min_samples=min_samples).fit(points)
     assert np.array_equal(found < 0, theirs.labels_ < 0)
     core = theirs.core_sample_indices_
@@ -65,6 +68,40 @@ def test_twenty_thousand_points_are_clustered_while_one_looks() -> None:
         cluster_class(points, eps, 5)
         took.append(time.process_time() - began)
     assert max(took) < 0.6, took
+
+
+@pytest.mark.parametrize("sizes", [(5000,), (4000,) * 5])
+def test_a_slider_that_moves_repeats_little(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted as work, which no other program slows: at 5,000 points (a class of 50,000 in ten) and
+    20,000, every move after the first triangulates a small part of them again, and asks no tree
+    for k-th neighbours."""
+    import scipy.spatial
+
+    work = {"triangulated": 0, "neighbours": 0}
+
+    class Counted(scipy.spatial.Delaunay):  # type: ignore[misc]
+        def __init__(self, points: NDArray[np.float64]) -> None:
+            work["triangulated"] += len(points)
+            super().__init__(points)
+
+    class Tree(scipy.spatial.cKDTree):  # type: ignore[misc]
+        def query(self, x: NDArray[np.float64], k: object = 1, **how: float) -> object:
+            work["neighbours"] += len(x) if k != 1 else 0
+            return super().query(x, k, **how)
+
+    monkeypatch.setattr(scipy.spatial, "Delaunay", Counted)
+    monkeypatch.setattr(scipy.spatial, "cKDTree", Tree)
+    plane, number = PlaneClusters(blobs(*sizes)), sum(sizes)
+    usual = float(np.quantile(plane.distances(4), 0.95))
+    plane.at(usual, 5)
+    assert work["neighbours"] == number
+    for share in (0.7, 0.8, 0.9, 1.1, 1.3, 2.0):
+        work["triangulated"] = 0
+        plane.at(share * usual, 5)
+        assert work["triangulated"] < 0.4 * number
+    assert work["neighbours"] == number, "once for all eps"
 
 
 def test_the_knee_parts_blobs_from_scattered_points() -> None:

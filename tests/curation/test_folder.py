@@ -18,6 +18,9 @@ from samepath.errors import UserError
 Damage = Callable[[Path], object]
 
 
+NOISE = {"rate": 0.1, "rate_low": 0.0, "rate_high": 0.2, "judge": "j", "confusions": []}
+
+
 def about(**changes: object) -> Damage:
     def change(folder: Path) -> None:
         found = json.loads((folder / "curation.json").read_text())
@@ -50,6 +53,9 @@ def cut(name: str) -> Damage:
         (about(class_names=[]), "class_names"),
         (about(class_names=["one"]), "labels that have no class name"),
         (about(classes=[1]), "classes is wrong"),
+        (about(label_noise=[]), "label_noise is wrong"),
+        (about(label_noise={"rate": "0.1", "confusions": []}), "label_noise is wrong"),
+        (about(label_noise=NOISE | {"confusions": [{"right": "cat"}]}), "label_noise is wrong"),
         (
             lambda folder: (folder / "map.safetensors").unlink(),
             "cannot be used: it is missing",

@@ -236,6 +236,12 @@ def test_the_report_draws_it_all_and_names_the_next_step(folder: Path, run: Run)
     text = (folder / "report.html").read_text()
     assert text.count("data:image/png;base64") == 4
     assert "near-duplicate" in text
+    assert "Wrong labels</h2>" in text
+    noise = about(folder)["label_noise"]
+    assert f"An estimated {100 * noise['rate']:.1f}% of the labels are wrong (" in text
+    most = noise["confusions"][0]
+    assert f"{most['low']:.0f} to {most['high']:.0f}</td>" in text
+    assert (folder / "label_noise.svg").exists()
     for name in ("map", "classes", "kdistance", "dropped"):
         assert (folder / f"{name}.png").stat().st_size > 5000
     code, out, _ = run("--out", str(folder), "--json")
@@ -255,6 +261,8 @@ def test_the_report_draws_it_all_and_names_the_next_step(folder: Path, run: Run)
         (("--fraction", "0.5"), ("--fraction 0.5", "add --method grid")),
         (("--min-samples", "1"), ("--min-samples 1",)),
         (("--rounds", "0"), ("--rounds 0",)),
+        (("--folds", "500"), ("--folds 500", "406 examples")),
+        (("--folds", "5"), ("label", "fewer")),
         (("--from", "nowhere"), ("no such run or file",)),
         (("--from", "nowhere", "--epochs", "3"), ("exclude each other",)),
         (("--extractor", "nowhere.py"), ("no such file",)),
@@ -284,6 +292,35 @@ def test_bad_input_is_one_line(
     for words in says:
         assert words in said
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("asked", [{"budget": 0.1}, {"precision": 0.9}, {"folds": 5}])
+def test_what_is_about_labels_needs_labels(asked: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "unlabelled.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\nfrom samepath import Recipe\n"
+        "def recipe():\n"
+        "    return Recipe(model=lambda: nn.Linear(4, 4), train=torch.randn(40, 4),\n"
+        "        loss=lambda model, batch: (model(batch) - batch).square().mean(),\n"
+        "        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=8, epochs=1)\n"
+    )
+    option = f"--{next(iter(asked))}"
+    with pytest.raises(ValueError, match=f"{option}.*(has no labels|has none); leave it out"):
+        curate(CurateRequest(recipe=str(file), out=tmp_path / "out", num_workers=1, **asked))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_piped_table_does_not_wrap(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line for each class, at any width that the environment claims."""
+    monkeypatch.setenv("COLUMNS", "50")
+    _, out, _ = run("--out", str(folder), "--eps", "3.5")
+    head, *lines = out.splitlines()[:13]
+    assert head.startswith("class  examples  kept  dropped  clusters")
+    assert "near-duplicate" in head
+    assert [line.split()[0] for line in lines] == [*map(str, range(11)), "all"]
+    assert all("3.5 (given)" in line for line in lines[:10])
 
 
 def test_the_folder_of_another_is_refused(folder: Path, tmp_path: Path, run: Run) -> None:

@@ -35,7 +35,7 @@ class Counting(SilentWatcher):
         self.ended.append(what)
 
 
-def keep_list(path: Path, dropped: Sequence[int]) -> Path:
+def keep_list(path: Path, dropped: Sequence[int], relabelled: Sequence[int] = ()) -> Path:
     labels = find_recipe(RECIPE).train[1].numpy()  # type: ignore[index]
     kept = ~np.isin(np.arange(len(labels)), dropped)
     write_keep_list(
@@ -46,6 +46,8 @@ def keep_list(path: Path, dropped: Sequence[int]) -> Path:
             clusters=np.zeros(len(labels), np.int64),
             kept=kept,
             reasons=["" if each else "noise" for each in kept],
+            relabelled=np.isin(np.arange(len(labels)), relabelled) if relabelled else None,
+            suggested=(labels + 1) % 2 if relabelled else None,
         ),
     )
     return path
@@ -168,6 +170,21 @@ def test_what_cannot_be_compared(found: tuple[Path, Comparison], tmp_path: Path)
         with pytest.raises(UserError, match=words):
             compare(request(tmp_path), given, Counting())
     assert not (tmp_path / "compare").exists()
+
+
+def test_a_list_that_only_relabels_can_be_compared(tmp_path: Path) -> None:
+    wanted = Wanted(
+        filtered=keep_list(tmp_path / "keep-2.csv", [], relabelled=[3, 4]),
+        random=keep_list(tmp_path / "random-2.csv", []),
+    )
+    compare(replace(request(tmp_path, seeds=1), max_epochs=1), wanted, Counting())
+    runs = (tmp_path / "compare" / "runs").iterdir()
+    ends = {run.name.split("-")[0]: RunFolder(run).read()["result"]["digest"] for run in runs}
+    assert ends["full"] == ends["random"] != ends["filtered"]
+
+
+def test_the_folder_of_another_comparison(found: tuple[Path, Comparison]) -> None:
+    folder, _ = found
     other = Wanted(filtered=folder / "random.csv", random=folder / "keep.csv")
     with pytest.raises(UserError, match="holds another study"):
         compare(request(folder), other, Counting())

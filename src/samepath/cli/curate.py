@@ -218,7 +218,8 @@ def parse_decays(text: str) -> tuple[float, ...]:
     "--random",
     "control",
     type=common.PATH,
-    help="A keep-list with as many kept at random; random.csv beside the other when not given.",
+    help="A keep-list with as many kept at random; random.csv beside the other (random-2.csv "
+    "beside keep-2.csv) when not given.",
 )
 @click.option(
     "--batch-sizes",
@@ -263,6 +264,7 @@ def compare(
 
     from samepath.curation.compare import Wanted, to_json
     from samepath.curation.compare import compare as compare_all
+    from samepath.curation.folder import control_of
     from samepath.report.curation import comparison_table, finish_comparison
     from samepath.study.opening import StudyRequest
     from samepath.study.places.cluster import connected
@@ -275,7 +277,7 @@ def compare(
     )
     wanted = Wanted(
         filtered=keep,
-        random=control or keep.with_name("random.csv"),
+        random=control or control_of(keep),
         batch_sizes=batch_sizes or (),
         weight_decays=weight_decays or (),
     )

@@ -9,8 +9,9 @@ min_samples - 1, bend upwards (the knee; Satopaa et al. 2011): a point is at the
 exactly when its distance to that neighbour is at most eps, so the curve shows what an eps leaves
 out. Where there is no knee, eps is the distance that 95 of 100 points stay below.
 
-DBSCAN is our own: in the plane, by Delaunay's triangulation, it takes as long at every eps (the
-explorer's slider calls it at each move); scikit-learn's lists all pairs within eps.
+DBSCAN is our own: in the plane, by Delaunay's triangulation, it takes as long at every eps, and
+most of it is done once for all eps (the explorer's slider asks at each move); scikit-learn's lists
+all pairs within eps.
 
 A stratified sample on a grid is what the paper leaves to future work: fewer examples that still
 cover the map. Every occupied cell keeps at least one point, the others are shared in proportion to
@@ -22,7 +23,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,12 +104,7 @@ class ClassClustering:
 
 def k_distances(points: NDArray[np.floating], k: int) -> Floats:
     """Distance of each point to its k-th neighbour, ascending."""
-    from scipy.spatial import cKDTree
-
-    if k < 1:
-        return np.zeros(len(points))
-    distances, _ = cKDTree(points).query(points, [k + 1])
-    return np.sort(distances[:, 0])
+    return np.sort(PlaneClusters(points).distances(k)) if k >= 1 else np.zeros(len(points))
 
 
 def knee(curve: Floats) -> tuple[float, str]:
@@ -129,45 +126,104 @@ def knee(curve: Floats) -> tuple[float, str]:
 
 
 def cluster_class(places: NDArray[np.floating], eps: float, min_samples: int) -> Ints:
-    """DBSCAN of one class's points in the plane: clusters from 0, the largest first; -1 is noise.
+    """DBSCAN of one class's points in the plane; see PlaneClusters."""
+    return PlaneClusters(places).at(eps, min_samples)
+
+
+class PlaneClusters:
+    """DBSCAN of points in the plane, again and again: what does not depend on eps is kept.
 
     A point with min_samples points (itself among them) within eps is a core point; core points
     within eps of one another are of one cluster; others belong to the nearest core point if it is
-    within eps, and else are noise. Noise and core points are those of every DBSCAN. Quick at any
-    eps, because only edges of the Delaunay triangulation need looking at: it contains a minimum
-    spanning tree, which connects the same points at every length.
+    within eps, and else are noise. Noise and core points are those of every DBSCAN.
+
+    Two core points within eps are joined by edges of the Delaunay triangulation of all points, or
+    lie near a point that is none: if no edge joins them, the disc over them holds another point. A
+    core point there is nearer to both than they are to one another, so they are joined through it;
+    if there is none, both are within eps of a point that is no core point. Only those are
+    triangulated again at every eps, and each triangulation contains a minimum spanning tree, which
+    connects the same points at every length.
     """
+
+    def __init__(self, places: NDArray[np.floating]) -> None:
+        self.points: Floats = np.ascontiguousarray(places, dtype=np.float64)
+        self._far: dict[int, Floats] = {}
+
+    def at(self, eps: float, min_samples: int) -> Ints:
+        """Clusters from 0, the largest first; -1 is noise."""
+        if eps <= 0 or min_samples < 1:
+            raise UserError(f"eps {eps} and min_samples {min_samples}: both must be above 0")
+        found = np.full(len(self.points), -1, dtype=np.int64)
+        if len(self.points) < min_samples:
+            return found
+        is_core = self.distances(min_samples - 1) <= eps
+        core, others = np.flatnonzero(is_core), np.flatnonzero(~is_core)
+        if not len(core):
+            return found
+        edges, lengths = self._mesh
+        joined = [edges[(lengths <= eps) & is_core[edges].all(1)]]
+        if len(others):
+            joined.append(self._past(core, others, eps))
+        parts = _connected(np.concatenate(joined), len(self.points))
+        if len(others):
+            far, nearest = _nearest_of(self.points[core], self.points[others], eps)
+            within = far <= eps
+            found[others[within]] = parts[core[nearest[within]]]
+        found[core] = parts[core]
+        return _largest_first(found)
+
+    def distances(self, k: int) -> Floats:
+        """Distance of each point to its k-th neighbour, in the points' order."""
+        if k not in self._far:
+            far, _ = self._tree.query(self.points, [k + 1])
+            self._far[k] = far[:, 0]
+        return self._far[k]
+
+    @cached_property
+    def _tree(self) -> Any:
+        from scipy.spatial import cKDTree
+
+        return cKDTree(self.points)
+
+    @cached_property
+    def _mesh(self) -> tuple[Ints, Floats]:
+        """Edges of the triangulation of all points, and their lengths."""
+        edges = _edges(self.points)
+        return edges, _lengths(self.points, edges)
+
+    def _past(self, core: Ints, others: Ints, eps: float) -> Ints:
+        """Edges within eps between core points that are near a point that is none."""
+        far, _ = _nearest_of(self.points[others], self.points[core], eps)
+        some = core[far <= eps]
+        if len(some) < 2:
+            return np.zeros((0, 2), dtype=np.int64)
+        edges = _edges(self.points[some])
+        found: Ints = some[edges[_lengths(self.points[some], edges) <= eps]]
+        return found
+
+
+def _nearest_of(points: Floats, queries: Floats, eps: float) -> tuple[Floats, Ints]:
+    """Distance of each query to its nearest point, and which; infinite beyond eps."""
     from scipy.spatial import cKDTree
 
-    if eps <= 0 or min_samples < 1:
-        raise UserError(f"eps {eps} and min_samples {min_samples}: both must be above 0")
-    points: Floats = np.ascontiguousarray(places, dtype=np.float64)
-    found = np.full(len(points), -1, dtype=np.int64)
-    if len(points) < min_samples:
-        return found
-    distances, _ = cKDTree(points).query(points, [min_samples])
-    core = np.flatnonzero(distances[:, 0] <= eps)
-    if not len(core):
-        return found
-    parts = _connected(points[core], eps)
-    others = np.flatnonzero(distances[:, 0] > eps)
-    if len(others):
-        far, nearest = cKDTree(points[core]).query(points[others])
-        within = far <= eps
-        found[others[within]] = parts[nearest[within]]
-    found[core] = parts
-    return _largest_first(found)
+    found: tuple[Floats, Ints] = cKDTree(points).query(
+        queries, distance_upper_bound=np.nextafter(eps, np.inf)
+    )
+    return found
 
 
-def _connected(points: Floats, eps: float) -> Ints:
-    """Components of the points, those within eps of one another joined."""
+def _lengths(points: Floats, edges: Ints) -> Floats:
+    found: Floats = np.linalg.norm(points[edges[:, 0]] - points[edges[:, 1]], axis=1)
+    return found
+
+
+def _connected(edges: Ints, number: int) -> Ints:
+    """The component of each of so many points."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    edges = _edges(points)
-    short = np.linalg.norm(points[edges[:, 0]] - points[edges[:, 1]], axis=1) <= eps
-    start, stop = edges[short].T
-    graph = coo_array((np.ones(len(start), np.int8), (start, stop)), shape=(len(points),) * 2)
+    start, stop = edges.T
+    graph = coo_array((np.ones(len(start), np.int8), (start, stop)), shape=(number, number))
     _, parts = connected_components(graph, directed=False)
     return np.asarray(parts, dtype=np.int64)
 

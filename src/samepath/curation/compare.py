@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from samepath.console import Watcher
+from samepath.data.keep_list import read_keep_list
 from samepath.engine.run.options import Options, training_source, with_fingerprints
 from samepath.errors import UserError
 from samepath.files import read_as
@@ -127,12 +128,16 @@ def _only_kept(options: Options, keep: Path) -> Options:
 
 def _refuse_unequal(wanted: Wanted, options: Mapping[str, Options]) -> None:
     full, filtered, control = (options[name].num_examples for name in (FULL, FILTERED, RANDOM))
-    if filtered == full:
-        raise UserError(f"{wanted.filtered} keeps every example; there is nothing to compare")
+    relabelled = read_keep_list(wanted.filtered).relabelled
+    if filtered == full and (relabelled is None or not relabelled.any()):
+        raise UserError(
+            f"{wanted.filtered} keeps every example with its own label; there is nothing to compare"
+        )
     if filtered != control:
         raise UserError(
             f"{wanted.random} keeps {control} examples and {wanted.filtered} {filtered}; the "
-            "control must keep as many (samepath curate writes one beside each keep.csv)"
+            "control must keep as many. samepath curate writes one beside keep.csv, and saving in "
+            "samepath explore one beside every other; or give one with --random"
         )
 
 

@@ -50,7 +50,7 @@ FACTS = "facts.json"
 _MOST_FACTS = 30
 _LIBRARIES = ("samepath", "torch", "numpy", "scipy", "scikit-learn", "openTSNE", "kneed")
 _SHAPES: dict[str, dict[str, tuple[int | str, ...]]] = {
-    "map": {"map": (2,), "reduced": ("P",), "suspicion": ()},
+    "map": {"map": (2,), "reduced": ("P",), "suspicion": (), "candidates": ()},
     "features": {"labels": (), "losses": (), "probabilities": ("C",)},
 }
 """What is read of each file: its arrays, and their shapes after the number of examples."""
@@ -58,6 +58,14 @@ _NEEDED = {"map": ("map", "reduced"), "features": ()}
 _ROUND_ARRAYS = ("features", "map", "images")
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+def control_of(keep: Path) -> Path:
+    """The control beside a keep-list, as many kept at random: random-2.csv of keep-2.csv; the
+    folder's random.csv where a list has none of its own."""
+    name = re.fullmatch(r"keep(-\d+)?\.csv", keep.name)
+    own = keep.with_name(f"random{(name and name[1]) or ''}.csv")
+    return own if own.exists() else keep.with_name("random.csv")
 
 
 def checksum(arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -110,6 +118,8 @@ class Curation:
     is wrong, from 0 to 1; of a classifier `guesses` and `confidences`, the likeliest class and its
     probability."""
     pictures: Pictures | None
+    candidates: NDArray[np.bool_]
+    """What the curation began with: all, or what the keep-list of --keep kept."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -266,8 +276,10 @@ class CurationFolder:
         return [found[number] for number in sorted(found)]
 
     def next_keep_list(self) -> Path:
-        """The first name after those of all keep-lists in the folder."""
-        taken = [int(p.stem.partition("-")[2] or 1) for p in self.keep_lists()]
+        """The first name after those of all keep-lists and controls in the folder."""
+        names = [path.name for path in self.path.glob("*-*.csv")]
+        matches = [re.fullmatch(r"(?:keep|random)-([1-9]\d{0,8})\.csv", name) for name in names]
+        taken = [int(match[1]) for match in matches if match]
         return self.path / f"keep-{max(taken, default=1) + 1}.csv"
 
     def read(self) -> Curation:
@@ -302,6 +314,7 @@ class CurationFolder:
             reduced=mapped["reduced"].astype(np.float32),
             columns=columns,
             pictures=Pictures(images, about["num_examples"]) if images.exists() else None,
+            candidates=mapped.get("candidates", np.ones(about["num_examples"])).astype(np.bool_),
         )
 
     def _facts(self, number: int) -> dict[str, list[Any]]:
@@ -339,6 +352,8 @@ class CurationFolder:
             isinstance(c, dict) and type(c.get("label")) in (int, type(None)) for c in classes
         ):
             raise _damaged(file, "classes is wrong")
+        if not _is_noise(about.get("label_noise")):
+            raise _damaged(file, "label_noise is wrong")
         return about
 
     def _arrays(self, name: str, number: int) -> Arrays:
@@ -425,6 +440,21 @@ def _recorded(path: Path) -> str | None:
             return (file.metadata() or {}).get("checksum")
     except (OSError, ValueError):
         return None
+
+
+def _is_noise(found: object) -> bool:
+    """Whether this is what `curate` says of wrong labels."""
+    if found is None:
+        return True
+    if not isinstance(found, dict) or not isinstance(found.get("confusions"), list):
+        return False
+    pairs = found["confusions"]
+    if not all(isinstance(pair, dict) for pair in pairs):
+        return False
+    numbers = [found.get(name) for name in ("rate", "rate_low", "rate_high")]
+    numbers += [pair.get(name) for pair in pairs for name in ("number", "low", "high")]
+    words = [found.get("judge")] + [pair.get(n) for pair in pairs for n in ("right", "written")]
+    return all(type(n) in (int, float) for n in numbers) and all(type(w) is str for w in words)
 
 
 def _damaged(file: Path, why: str) -> UserError:

@@ -9,7 +9,7 @@ refused by name.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from samepath.keys import key, keys_for
 from samepath.output.predict import FOLDS, OUT_OF_FOLD, as_probabilities, read_members
 from samepath.study.folds import cross_validate
 from samepath.study.opening import StudyRequest
-from samepath.study.splits import SplitRequest
+from samepath.study.splits import SplitRequest, split
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,12 +55,22 @@ def is_folds(path: Path | None) -> bool:
     return path is not None and (path / FOLDS).is_file()
 
 
+def refuse_folds(request: CurateRequest, subject: Subject) -> None:
+    """Raise unless the recipe's training data can be split into the folds that are asked for."""
+    whole = replace(subject.recipe, valid=None, valid_facts={})
+    split(whole, _splits(request), request.seed)
+
+
+def _splits(request: CurateRequest) -> SplitRequest:
+    assert request.folds is not None
+    return SplitRequest(folds=request.folds, stratify="label", examples="train")
+
+
 def train_folds(
     request: CurateRequest, subject: Subject, listen: NoteMargins | None = None
 ) -> OutOfFold:
     """Train the folds of the recipe's training data in the curation's folder, or take them from
     there."""
-    assert request.folds is not None
     folder = request.out / "folds"
     asked = StudyRequest(
         recipe=request.recipe,
@@ -70,9 +80,12 @@ def train_folds(
         command=tuple(request.command),
         listen=listen,
     )
-    split = SplitRequest(folds=request.folds, stratify="label", examples="train")
     found = cross_validate(
-        asked, split, request.watcher(), seed=request.seed, num_workers=request.num_workers
+        asked,
+        _splits(request),
+        request.watcher(),
+        seed=request.seed,
+        num_workers=request.num_workers,
     )
     return _read(folder, [folder / run.folder for run in found.runs], subject)
 

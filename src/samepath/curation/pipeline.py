@@ -28,7 +28,13 @@ from samepath.curation.duplicates import near_pairs
 from samepath.curation.embed import EARLY_ITERATIONS, ITERATIONS, Embedding, nearest
 from samepath.curation.features import Extraction, Extractor, extract, plan_extraction
 from samepath.curation.folder import FORMAT, KEEP, Arrays, CurationFolder, checksum
-from samepath.curation.held_out import OutOfFold, is_folds, read_folds, train_folds
+from samepath.curation.held_out import (
+    OutOfFold,
+    is_folds,
+    read_folds,
+    refuse_folds,
+    train_folds,
+)
 from samepath.curation.inputs import flat_inputs, look
 from samepath.curation.reasons import NUM_NEIGHBORS, choose, label_errors, random_control
 from samepath.curation.request import FRACTION, CurateRequest, Subject, subject_of
@@ -69,6 +75,12 @@ def _look_ahead(
     request: CurateRequest, subject: Subject, first: KeepList | None
 ) -> NoteMargins | None:
     """Raise now what would else be found after hours of training; what is to listen to it."""
+    for option, value in (("--budget", request.budget), ("--precision", request.precision)):
+        if value is not None and subject.labels is None:
+            raise UserError(
+                f"{option} {value:g} sizes label errors, and {request.recipe} has no labels; leave "
+                "it out"
+            )
     extractor = Extractor(file=request.extractor, seed=request.seed)
     model = extractor.model(subject.recipe)
     if request.source is not None:
@@ -78,6 +90,8 @@ def _look_ahead(
         load_from(source, subject.recipe, model)
     elif request.folds is not None and subject.labels is None:
         raise UserError(f"--folds judges labels, and {request.recipe} has none; leave it out")
+    elif request.folds is not None:
+        refuse_folds(request, subject)
     elif extractor.file is None:
         _refuse_fewer_epochs(request, _run_folder(request, first))
     head = plan_extraction(
@@ -116,6 +130,8 @@ def _curate_in_rounds(
         if number == request.rounds:
             places.append(request.out)
         control = random_control(this.keep_list, candidates, request.seed)
+        if first is not None:
+            this.arrays["map"]["candidates"] = candidates
         for place in places:
             place.mkdir(exist_ok=True)
             folder.write_keep_list(this.keep_list, place / KEEP)
@@ -181,7 +197,9 @@ class Round:
         judged = self._judge(mapped)
         inputs = self._inputs()
         mapped["near"] = self._near(mapped, inputs.get("images"))
-        self.keep_list, self._classes = choose(request, subject, mapped, judged, inputs, previous)
+        with self._telling("clusters", None):
+            found = choose(request, subject, mapped, judged, inputs, previous)
+        self.keep_list, self._classes = found
         self.keep_list = replace(self.keep_list, training_margin=margins)
         if previous is not None and previous.relabelled is not None:
             relabelled = previous.relabelled & self.keep_list.kept
@@ -389,11 +407,11 @@ class Round:
         pairs.sort(key=lambda pair: -counts[pair])
         rate, width = judged["rate"].tolist()
         held_out = self._held_out
+        quick = "cross-validated logistic regression on the features of a network"
+        if self._request.extractor is None:
+            quick += " that has seen the labels"
         return {
-            "judge": "cross-validated logistic regression on the features of a network that has "
-            "seen the labels"
-            if held_out is None
-            else "out-of-fold predictions",
+            "judge": "out-of-fold predictions" if held_out is not None else quick,
             "predictions": None if held_out is None else held_out.identity,
             "rate": rate,
             "rate_low": max(0.0, rate - width),

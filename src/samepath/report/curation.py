@@ -41,6 +41,8 @@ PER_CLASS = 10
 """Examples of what is dropped, worst first."""
 _TILE = 0.62
 _MOST_CLASSES = 40
+_TABLE_PAIRS, _DRAWN_PAIRS = 20, 12
+"""Pairs of classes that are confused, in the table and in the figure."""
 Ints = NDArray[np.int64]
 Places = NDArray[np.float32]
 
@@ -88,7 +90,7 @@ def _write_curation_report(folder: Path, told: Callable[[int, str], None]) -> Pa
     out = folder / "classes.png"
     told(1, "classes")
     pictures["classes"] = draw_classes(places, labels, keep_list, names, out, title=title)
-    for old in ("kdistance.png", "dropped.png"):  # of other settings
+    for old in ("kdistance.png", "dropped.png", "label_noise.svg"):  # of other settings
         (folder / old).unlink(missing_ok=True)
     if about["settings"]["method"] != "grid":
         considered = keep_list.kept | np.isin(keep_list.reasons, REASONS)
@@ -97,6 +99,9 @@ def _write_curation_report(folder: Path, told: Callable[[int, str], None]) -> Pa
         pictures["kdistance"] = draw_k_distances(
             places, labels, considered, about["classes"], len(names), out, title=title
         )
+    if (noise := about.get("label_noise")) is not None and noise["confusions"]:
+        out, title = folder / "label_noise.svg", f"{name}: which label is written for which class"
+        pictures["label_noise"] = draw_confusions(noise, out, title=title)
     if images is not None and not keep_list.kept.all():
         worst = mapped.get("suspicion", known.get("losses", np.zeros(number)))
         out = folder / "dropped.png"
@@ -121,6 +126,14 @@ def _sections(about: dict[str, Any], pictures: dict[str, Path]) -> Iterator[Sect
     yield Section(heading="What is kept", words=words, table=[head, [network, left]])
     note = f"{_TITLE[about['settings']['method']]}."
     yield Section(heading="Classes", table=classes_table(about), note=note)
+    if (noise := about.get("label_noise")) is not None:
+        yield Section(
+            heading="Wrong labels",
+            words=noise_words(noise, number),
+            table=confusions_table(noise),
+            picture=pictures.get("label_noise"),
+            note=_NOISE_NOTE,
+        )
     if len(about["rounds"]) > 1:
         names = {"round": "round", "examples": "num_examples", "kept": "num_kept"}
         lines = [
@@ -176,7 +189,61 @@ def _eps(facts: dict[str, Any]) -> str:
     return f"{facts['eps']:.3g}{how}"
 
 
+_NOISE_NOTE = (
+    "Expected numbers of examples of each pair, the most frequent first. Intervals (95%, by "
+    "bootstrap) are of chance alone: the judge may be wrong too. What is taken for wrong is listed "
+    "under Classes as label errors and outliers."
+)
+
+
+def noise_words(noise: dict[str, Any], number: int) -> str:
+    """How many labels are wrong, by which judge, and how many were taken."""
+    low, high = 100 * noise["rate_low"], 100 * noise["rate_high"]
+    words = (
+        f"An estimated {100 * noise['rate']:.1f}% of the labels are wrong ({low:.1f} to "
+        f"{high:.1f}%)."
+    )
+    if noise["rate_high"] * number < 1:
+        words = "No wrong labels are seen: fewer than one is expected."
+    return (
+        f"{words} The judge: {noise['judge']}. {count(noise['num_taken'], 'example')} "
+        f"{'is' if noise['num_taken'] == 1 else 'are'} taken for wrong."
+    )
+
+
+def confusions_table(noise: dict[str, Any], most: int = _TABLE_PAIRS) -> Rows:
+    """Which class is written for which, and how often, with intervals; nothing without any."""
+    if not noise["confusions"]:
+        return []
+    rows = [["right class", "written as", "examples", "95% interval"]]
+    for pair in noise["confusions"][:most]:
+        interval = f"{pair['low']:,.0f} to {pair['high']:,.0f}"
+        rows.append([pair["right"], pair["written"], f"{pair['number']:,.0f}", interval])
+    return rows
+
+
 # --------------------------------------------------------------------------- figures of a curation
+
+
+def draw_confusions(noise: dict[str, Any], out: Path, *, title: str) -> Path:
+    """The pairs of classes that are most often written for one another, with intervals."""
+    pairs = noise["confusions"][:_DRAWN_PAIRS]
+    figure = style.new_figure(8.2, 1.2 + 0.3 * len(pairs), title)
+    axes = figure.add_subplot()
+    numbers = np.array([[pair["number"], pair["low"], pair["high"]] for pair in pairs])
+    reach = [numbers[:, 0] - numbers[:, 1], numbers[:, 2] - numbers[:, 0]]
+    look = style.series(1)[0]
+    how: dict[str, Any] = {"fmt": "o", "color": look.colour, "elinewidth": 1.4, "capsize": 3}
+    axes.errorbar(numbers[:, 0], range(len(pairs)), xerr=np.maximum(reach, 0.0), **how)
+    words = [f"{style.clip(p['right'], 20)} as {style.clip(p['written'], 20)}" for p in pairs]
+    axes.set_yticks(range(len(pairs)), words, fontsize=9)
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set_ylim(len(pairs) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("examples, expected (bars: 95% intervals, chance alone)")
+    style.tidy(axes)
+    return style.save_figure(figure, out)
 
 
 def draw_dropped(

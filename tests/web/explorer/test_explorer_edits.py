@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from curation_folders import make_curation_folder
+from safetensors.numpy import load_file, save_file
 
+from samepath.curation.folder import control_of
 from samepath.data.keep_list import read_keep_list
 from samepath.errors import UserError
 from samepath.web.explorer.explorer import Explorer
@@ -152,6 +154,37 @@ def test_saving_never_writes_over(explorer: Explorer, folder: Path) -> None:
     undone, base = read_keep_list(folder / "keep-8.csv"), read_keep_list(folder / "keep.csv")
     assert undone.kept.tolist() == base.kept.tolist()
     assert np.array_equal(undone.positions, base.positions)
+
+
+def test_a_saved_list_has_a_control_of_its_size(explorer: Explorer, folder: Path) -> None:
+    """What `samepath curate compare --keep keep-2.csv` trains beside it."""
+    explorer.mark(rows(*[kept_row(explorer, n) for n in range(5)]), False)
+    (folder / "random-4.csv").write_text("mine")
+    saved = Path(explorer.save()["file"])
+    assert saved.name == "keep-5.csv", "random-4.csv is not written over"
+    control = control_of(saved)
+    assert control == folder / "random-5.csv"
+    edited, drawn = read_keep_list(saved), read_keep_list(control)
+    assert edited.labels is not None
+    for label in range(10):
+        mine = edited.labels == label
+        assert drawn.kept[mine].sum() == edited.kept[mine].sum()
+    assert not np.array_equal(drawn.kept, edited.kept)
+    assert control_of(folder / "keep.csv") == folder / "random.csv"
+    assert control_of(folder / "keep-9.csv") == folder / "random.csv", "of an older samepath"
+
+
+def test_a_control_is_of_what_the_curation_began_with(explorer: Explorer, folder: Path) -> None:
+    candidates = np.arange(300) % 3 > 0
+    file = folder / "map.safetensors"
+    save_file(load_file(file) | {"candidates": candidates}, file)
+    again = Explorer(folder)
+    again.mark(np.flatnonzero(~candidates), False)
+    kept = int(np.flatnonzero(~candidates)[0])
+    again.mark(rows(kept), True)
+    control = read_keep_list(control_of(Path(again.save()["file"])))
+    assert not control.kept[np.flatnonzero(~candidates)[1:]].any()
+    assert control.kept.sum() == again.edits.columns.kept.sum()
 
 
 def test_after_a_save(explorer: Explorer, folder: Path) -> None:

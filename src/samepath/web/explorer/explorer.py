@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, cluster_class, k_distances
+from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, PlaneClusters, k_distances
 from samepath.curation.colours import DARK, LIGHT, class_colours
 from samepath.curation.folder import Curation, CurationFolder
+from samepath.curation.reasons import random_control
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
 from samepath.web.explorer.edits import OWN_LABEL, Columns, Edit, Edits, Rows, journal_of, texts
@@ -74,6 +75,7 @@ class Explorer:
         self.reasons = [*REASONS, *sorted(given - {*REASONS})]
         self._codes = {reason: code for code, reason in enumerate(self.reasons)}
         self.sliders: list[ClassSliders] = _sliders(self.curation)
+        self._planes: dict[int, PlaneClusters] = {}
 
     # ---- what is shown
 
@@ -91,6 +93,7 @@ class Explorer:
             "has_doubts": "doubt" in self.known,
             "has_guesses": "guesses" in curation.columns,
             "has_suggestions": "suggested" in self.known,
+            "label_noise": curation.about.get("label_noise"),
             "facts": curation.facts,
             "picture": None if pictures is None else [pictures.width, pictures.height],
             "classes": [asdict(sliders) for sliders in self.sliders],
@@ -205,7 +208,9 @@ class Explorer:
         if not self.sliders[label].can_cluster:
             raise UserError(f"{name} has too few examples to be clustered: all are kept")
         rows = np.flatnonzero(self.curation.labels == label)
-        clusters = cluster_class(self.curation.positions[rows], eps, min_samples)
+        if label not in self._planes:
+            self._planes[label] = PlaneClusters(self.curation.positions[rows])
+        clusters = self._planes[label].at(eps, min_samples)
         kept, reasons, _, notes, targets = self.edits.columns.take(rows)
         free = (reasons == "noise") | (kept & (reasons == ""))
         kept[free] = clusters[free] != -1
@@ -229,7 +234,8 @@ class Explorer:
         return self._now(self.edits.redo())
 
     def save(self) -> dict[str, Any]:
-        """Write a new keep-list beside the others; returns its place, and how to train with it."""
+        """Write a new keep-list and its control (as many of each class, at random) beside the
+        others; returns its place, and how to train with it."""
         out = self.folder.next_keep_list()
         columns, about = self.edits.columns, self.curation.about
         edited = replace(
@@ -240,6 +246,10 @@ class Explorer:
             notes=columns.notes.tolist() if len(self._noted()) else None,
             **self._labels_given(),
         )
+        control = random_control(
+            edited, self.curation.candidates | edited.kept, _seed(self.curation.about)
+        )
+        write_keep_list(out.with_name(out.name.replace("keep", "random", 1)), control)
         write_keep_list(out, edited)
         self.edits.mark_saved(out)
         self.saved_as = out
@@ -328,6 +338,12 @@ def _choose_keep_list(folder: CurationFolder) -> Path:
         if not Edits(read_keep_list(keep), keep, journal_of(keep, path), read_only=True).is_saved:
             return keep
     return saved[-1]
+
+
+def _seed(about: dict[str, Any]) -> int:
+    """The seed of a curation."""
+    seed = about.get("settings", {}).get("seed")
+    return seed if type(seed) is int else 0
 
 
 def _examples(rows: Rows) -> str:

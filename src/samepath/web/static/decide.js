@@ -39,7 +39,8 @@ export function factsOf(model, row) {
     lines.push(["Model says", says, isOther ? "other" : ""]);
   }
   if (Number.isFinite(model.confidence[row])) {
-    lines.push(["Confidence", `${percent(model.confidence[row], 1)} in its label, unseen`]);
+    const judge = about.label_noise?.predictions ? ", unseen" : about.label_noise ? ", by the quick judge" : "";
+    lines.push(["Confidence", `${percent(model.confidence[row], 1)} in its label${judge}`]);
   }
   if (Number.isFinite(model.loss[row])) {
     lines.push(["Loss", `${short(model.loss[row])}, ${among(model.lossRank[row])}`]);

@@ -8,7 +8,9 @@ import { keys } from "./keys.js";
 import { MapView } from "./mapview.js";
 import { Model } from "./model.js";
 import { isDark, useColours } from "./palette.js";
-import { classesPanel, coloursPanel, countsPanel, keyPanel, reasonsPanel } from "./panels.js";
+import {
+  classesPanel, coloursPanel, countsPanel, keyPanel, noisePanel, reasonsPanel,
+} from "./panels.js";
 import { hoverCard, pointPanel } from "./point.js";
 import { reviewPanel, selectedPanel } from "./review.js";
 import { openSource } from "./source.js";
@@ -48,6 +50,7 @@ async function start() {
     },
   });
   countsPanel(model);
+  noisePanel(model);
   coloursPanel(model);
   classesPanel(model);
   reasonsPanel(model);

@@ -4,6 +4,7 @@
 import { el, find, percent, short, whole } from "./dom.js";
 import { classColour, keptColour, neutral, rampStops } from "./palette.js";
 
+const NUM_PAIRS = 5;
 const WAYS = [["class", "Class"], ["cluster", "Cluster"], ["kept", "Kept"], ["loss", "Loss"],
               ["doubt", "Doubt"]];
 
@@ -17,6 +18,31 @@ export function countsPanel(model) {
   };
   model.on("data", draw);
   draw();
+}
+
+/** How many labels are wrong, and which are written for which; a pair filters by it. */
+export function noisePanel(model) {
+  const noise = model.about.label_noise;
+  find("noise").hidden = !noise;
+  if (!noise) return;
+  const share = (rate) => (100 * rate).toFixed(1);
+  const isClean = noise.rate_high * model.num < 1;
+  find("noise-words").textContent = isClean ? "None are seen."
+    : `${share(noise.rate)}% of all (${share(noise.rate_low)} to ${share(noise.rate_high)}%)`;
+  find("noise").title = `95% intervals, of chance alone. The judge: ${noise.judge}`;
+  const quoted = (name) => (/\s/.test(name) ? `"${name}"` : name);
+  find("noise-pairs").append(...noise.confusions.slice(0, NUM_PAIRS).map((pair) => {
+    const show = () => {
+      const box = find("find");
+      box.value = `class=${quoted(pair.written)} suggested=${quoted(pair.right)}`;
+      box.dispatchEvent(new Event("input"));
+    };
+    const words = `${pair.written} → ${pair.right}`;
+    return el("li", {},
+      el("button", { type: "button", class: "link", title: `Show ${words}`, onclick: show }, words),
+      el("span", { class: "numbers" }, `${whole(Math.round(pair.number))} ` +
+        `(${whole(Math.round(pair.low))} to ${whole(Math.round(pair.high))})`));
+  }));
 }
 
 export function coloursPanel(model) {

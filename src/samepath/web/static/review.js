@@ -112,10 +112,11 @@ export function reviewPanel(model, source, act) {
   };
 }
 
-/** A grid of what the lasso holds. */
+/** A grid of what the lasso holds, so many at a time. */
 export function selectedPanel(model, source, act) {
   const box = find("selected");
-  const MOST = 240;
+  const AT_ONCE = 240;
+  let most = AT_ONCE;
   const draw = () => {
     const tab = find("tab-selected");
     tab.hidden = !model.selected.size;
@@ -126,13 +127,24 @@ export function selectedPanel(model, source, act) {
       return;
     }
     const rows = [...model.selected].sort((a, b) => model.worst[b] - model.worst[a] || a - b);
-    const rest = rows.length - MOST;
-    box.replaceChildren(el("p", { class: "quiet" }, model.about.has_doubts ? "Most doubtful first."
-        : "In order of loss."),
-      el("ul", { class: "thumbs" }, rows.slice(0, MOST).map((row) => thumbItem(model, source, act, row))),
-      rest > 0 ? el("p", { class: "quiet" }, `and ${whole(rest)} more`) : "");
+    const rest = rows.length - most;
+    const more = () => {
+      most += AT_ONCE;
+      draw();
+    };
+    const order = model.about.has_doubts ? "Most doubtful first" : "In order of loss";
+    box.replaceChildren(
+      el("p", { class: "quiet", id: "selected-words" }, order +
+        (rest > 0 ? `; ${whole(most)} of ${whole(rows.length)} are shown.` : ".")),
+      el("ul", { class: "thumbs" }, rows.slice(0, most).map((row) => thumbItem(model, source, act, row))),
+      rest > 0 ? el("button", { type: "button", id: "selected-more", onclick: more },
+                    `Show ${whole(Math.min(rest, AT_ONCE))} more`) : "");
   };
-  model.on("selection data theme", draw);
+  model.on("selection", () => {
+    most = AT_ONCE;
+    draw();
+  });
+  model.on("data theme", draw);
   draw();
   return { open: draw };
 }
