@@ -297,7 +297,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float:
-    return statistics.mean(row[name] for row in rows)
+    return float(statistics.mean(row[name] for row in rows))
 
 
 def _lost(words: str, lost: bool) -> str:

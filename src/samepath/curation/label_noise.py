@@ -212,7 +212,7 @@ class _Alike:
     @property
     def width(self) -> float:
         """The deviation of the logits of shares that belongs to `shares`, nearly."""
-        return (self.shares * self.share * (1.0 - self.share)) ** -0.5
+        return float(np.sqrt(1.0 / (self.shares * self.share * (1.0 - self.share))))
 
     @property
     def seen(self) -> tuple[float, float]:
@@ -279,8 +279,8 @@ class _Fitted:
 
 def _softmax(logits: Floats) -> Floats:
     powers = np.exp(logits - logits.max(1, keepdims=True))
-    powers /= powers.sum(1, keepdims=True)
-    return powers
+    found: Floats = powers / powers.sum(1, keepdims=True)
+    return found
 
 
 def _noise(values: Floats, classes: int) -> tuple[Floats, Floats]:
