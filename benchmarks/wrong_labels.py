@@ -4,7 +4,9 @@
 of two batches), as features that were learned without labels: patches against 256 centres of
 k-means (Coates, Ng and Lee 2011, "triangle" activation, 2 x 2 pools). Networks have one hidden
 layer, so that a hundred trainings are minutes on two cores. `uniform` moves a label to
-any other class, `classes` mostly to one that its class is given (another at every seed).
+any other class, `classes` mostly to one that its class is given (another at every seed), `one`
+moves labels of one class to one other, `few` those of three classes, each to one other; of these
+the share is that of the class's labels.
 `train_facts["right"]` holds the right labels: training does not see them.
 """
 
@@ -31,12 +33,15 @@ CIFAR10 = SHARED / "data" / "cifar-10-batches-bin"
 FILES = {"cifar10": "data_batch_2.bin", "cifar10-other": "data_batch_1.bin"}
 MOSTLY = 0.8
 """Of the wrong labels of a class under `classes`, those that are one other class."""
+NUM_PAIRS = {"one": 1, "few": 3}
 SIDE, CENTRES = 6, 256
 
 
 def planted(right: NDArray[np.int64], kind: str, share: float, seed: int) -> NDArray[np.int64]:
-    """Labels of which this share, to the nearest number, is wrong."""
+    """Labels of which this share (`one`, `few`: of those of some classes) is wrong."""
     draw = np.random.default_rng([seed, 20])
+    if kind in NUM_PAIRS:
+        return _pairs(right, draw, NUM_PAIRS[kind], share)
     number = len(right)
     wrong = draw.permutation(number)[: round(share * number)]
     labels = right.copy()
@@ -47,6 +52,17 @@ def planted(right: NDArray[np.int64], kind: str, share: float, seed: int) -> NDA
         partner[cycle] = np.roll(cycle, 1)
         mostly = draw.random(len(wrong)) < MOSTLY
         labels[wrong[mostly]] = partner[right[wrong[mostly]]]
+    return labels
+
+
+def _pairs(
+    right: NDArray[np.int64], draw: np.random.Generator, pairs: int, share: float
+) -> NDArray[np.int64]:
+    classes = draw.permutation(10)
+    labels = right.copy()
+    for source, target in classes[: 2 * pairs].reshape(pairs, 2):
+        mine = draw.permutation(np.flatnonzero(right == source))
+        labels[mine[: round(share * len(mine))]] = target
     return labels
 
 

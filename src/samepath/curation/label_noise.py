@@ -12,15 +12,21 @@ steps, with T from experts and from a network). T is found because the first ste
 it likes: what even the surest predictions disagree with is noise. So a weak judge is not taken for
 noise, nor noise for a weak judge: the one is in a, the other in T.
 
-T has few numbers, for a judge's own confusions would else be taken for noise: a share of wrong
-labels, spread evenly over the other classes, or partly that and partly to one partner of each
-class. In the second case p is first freed of the noise that its model has learned (p T^-1, Patrini
-et al.). There are up to four starts; the likeliest is taken, less what its numbers cost.
+T has as few numbers as the labels allow: a judge's own confusions would else be taken for noise. A
+class has a share of wrong labels, and these are spread over the other classes. The shares are drawn
+from a beta distribution (its logits nearly from a normal one), the spread from a Dirichlet
+distribution whose mean is even, or partly that and partly one partner of each class. How alike the
+classes are (the concentrations of both) and which mean it is are found by the evidence of the
+counts: noise may be alike in all classes, or in one alone. p is freed of the noise that its model
+has learned (p T^-1, Patrini et al.), as far as it allows. There are several starts: noise alike in
+all classes, noise that differs, and the confident joint (Northcutt et al. 2021). Of what they lead
+to that is taken which has the highest likelihood, less what its numbers cost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,25 +39,36 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _LEAST = 1e-6
-_LEAST_FREED = 1e-3
-"""Least probability where the noise that a model has learned was taken out of its predictions."""
+_LEAST_FREED = 0.05
+"""What is left at least of a probability that is freed of noise."""
 _BEGIN = 0.05
 """Share of wrong labels that the search begins with."""
+_LEAST_SHARE = 1e-3
 _AGAINST_NOISE = 2.0
 """Right labels of every class that are seen before any example is."""
-_ALIKE = 20.0
-"""Wrong labels of every class, spread evenly, that are seen before any example."""
+_SHARES_ALIKE = (5.0, 50.0, 500.0, 5000.0)
+"""Examples of every class, with the shares of all classes, that are seen before; one is chosen."""
+_SPREADS_ALIKE = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
+"""Wrong labels of every class, spread as the mean is, that are seen before; one is chosen."""
 _NO_OFFSET = 1.0
-_ROUNDS = 6
-_ANCHORS = 0.2
-"""The surest predictions of a class, whose labels are counted for a start."""
-_ANCHORS_COST = 60.0
-"""Nats by which that start must be likelier: with a weak judge it takes errors for noise."""
+_ROUNDS = 5
+_STEPS = 40
+_MOST_TRIED, _MOST_NUMBERS = 10_000, 250_000
+"""Examples that the starts are tried on (what is found is then fitted to all); and probabilities
+that these and a resample may have."""
+_SETTLED = 0.05
+"""A search ends when a round changes the loss by less, in nats."""
 _RESAMPLES = 20
+_RESAMPLE_STEPS = 15
 _MOST_RESAMPLED = 5000
 """Examples of a resample; of more, the interval is narrowed as the square root says."""
 _LEAST_WRONG = 1 / 3
 """An example is not dropped for less, unless a budget or a precision asks for it."""
+
+JUDGE = 2
+"""Counts what the judge has been: results of another are not taken from a cache."""
+Told = Callable[[int, int], None]
+"""Called with how many parts are done, and of how many."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,15 +91,22 @@ class LabelNoise:
     """(N, C): which class is right, given the label."""
     wrong: Floats
     """How likely each label is wrong."""
+    contradicted: NDArray[np.bool_]
+    """Labels against which the judge is as sure of another class as it is of that class's own
+    labels in the mean (the confident joint): wrong ones, and errors of a weak judge."""
 
 
-def label_noise(probabilities: NDArray[np.floating], labels: Ints, *, seed: int = 0) -> LabelNoise:
+def label_noise(
+    probabilities: NDArray[np.floating], labels: Ints, *, seed: int = 0, told: Told | None = None
+) -> LabelNoise:
     """What is believed of labels, numbered from 0, by out-of-sample probabilities."""
     with threadpool_limits(1, user_api="blas"):  # the same bits whatever the number of cores
-        return _label_noise(probabilities, labels, seed)
+        return _label_noise(probabilities, labels, seed, told or (lambda done, total: None))
 
 
-def _label_noise(probabilities: NDArray[np.floating], labels: Ints, seed: int) -> LabelNoise:
+def _label_noise(
+    probabilities: NDArray[np.floating], labels: Ints, seed: int, told: Told
+) -> LabelNoise:
     number, classes = probabilities.shape
     rows = np.arange(number)
     if classes < 2:
@@ -90,19 +114,22 @@ def _label_noise(probabilities: NDArray[np.floating], labels: Ints, seed: int) -
         return LabelNoise(
             rate=0.0, reach=0.0, confusion=none + 1, counts=none + number, counts_reach=none,
             sharpness=1.0, belief=np.ones((number, classes)), wrong=np.zeros(number),
+            contradicted=np.zeros(number, dtype=bool),
         )  # fmt: skip
-    best = _best(np.maximum(probabilities, _LEAST, dtype=np.float64), labels)
-    belief = best.belief(best.logs, labels)
+    steps = _Steps(told, 3 * _ROUNDS + 1 + _RESAMPLES)
+    least = np.maximum(probabilities, _LEAST, dtype=np.float64)
+    best = _best(least, labels, seed, steps)
+    logs = best.logs(least)
+    belief = best.belief(logs, labels)
     wrong = 1.0 - belief[rows, labels]
-    size = min(number, _MOST_RESAMPLED)
+    size = min(number, _MOST_RESAMPLED, _MOST_NUMBERS // classes)
     rates, tables = [], []
     for again in range(_RESAMPLES):
-        draws = keys_for(key("label noise", seed), np.arange(size) + again * size)
-        some = (draws % np.uint64(number)).astype(np.int64)
-        theirs = _fit(best.logs[some], labels[some], best.others, best)
-        table = _counts(theirs.belief(best.logs[some], labels[some]), labels[some]) / size
-        rates.append(1.0 - np.trace(table))
-        tables.append(table)
+        some = _drawn(key("label noise", seed), np.arange(size) + again * size, number)
+        theirs = _fit(logs[some], labels[some], best, _RESAMPLE_STEPS)
+        rates.append(1.0 - np.trace(theirs.counts) / size)
+        tables.append(theirs.counts / size)
+        steps.next()
     narrow = 1.96 * np.sqrt(size / number)
     return LabelNoise(
         rate=float(wrong.mean()),
@@ -113,7 +140,25 @@ def _label_noise(probabilities: NDArray[np.floating], labels: Ints, seed: int) -
         sharpness=best.sharpness,
         belief=belief,
         wrong=wrong,
+        contradicted=_joint(least, labels)[1],
     )
+
+
+def _drawn(word: int, numbers: Ints, below: int) -> Ints:
+    found: Ints = (keys_for(word, numbers) % np.uint64(below)).astype(np.int64)
+    return found
+
+
+class _Steps:
+    """Counts what is done."""
+
+    def __init__(self, told: Told, total: int) -> None:
+        self._told, self._total, self._done = told, total, 0
+        told(0, total)
+
+    def next(self, number: int = 1) -> None:
+        self._done += number
+        self._told(self._done, self._total)
 
 
 def sized(
@@ -141,17 +186,59 @@ def sized(
 
 
 @dataclass(frozen=True, eq=False)
+class _Alike:
+    """What is believed of the classes before any of them is seen."""
+
+    share: float
+    shares: float
+    """Examples of each class that this share is worth."""
+    spread: Floats
+    """(C, C): wrong labels of the row's class that are seen before, by the class written."""
+    cost: float = 0.0
+    """Nats, for partners."""
+
+    def evidence(self, counts: Floats) -> float:
+        """Logarithm of how likely labels are written like this, whatever the numbers of T."""
+        from scipy.special import gammaln
+
+        wrong, right = _off(counts).sum(1), np.diag(counts)
+        seen, off = self.seen, ~np.eye(len(counts), dtype=bool)
+        before = self.spread.sum(1)
+        shares = _beta(seen[0] + wrong, seen[1] + right) - _beta(*seen)
+        spread = gammaln(self.spread[off] + counts[off]) - gammaln(self.spread[off])
+        whole = gammaln(before) - gammaln(before + wrong)
+        return float(shares.sum() + spread.sum() + whole.sum()) - self.cost
+
+    @property
+    def width(self) -> float:
+        """The deviation of the logits of shares that belongs to `shares`, nearly."""
+        return float(np.sqrt(1.0 / (self.shares * self.share * (1.0 - self.share))))
+
+    @property
+    def seen(self) -> tuple[float, float]:
+        """Wrong and right labels of each class that are seen before."""
+        return self.shares * self.share, self.shares * (1.0 - self.share) + _AGAINST_NOISE
+
+
+def _beta(one: Any, other: Any) -> Any:
+    from scipy.special import gammaln
+
+    return gammaln(one) + gammaln(other) - gammaln(one + other)
+
+
+@dataclass(frozen=True, eq=False)
 class _Fitted:
     """The two steps."""
 
-    logs: Floats
-    """What the first begins with: log p, or that freed of noise."""
     values: Floats
-    """log a, b, and the logit of the share of wrong labels."""
-    others: Floats
-    """(C, C): which class a wrong label is of."""
-    loss: float
-    """Minus the logarithm of the likelihood."""
+    """log a, b, the logits of the shares of wrong labels, and the logarithms of their spread."""
+    alike: _Alike
+    counts: Floats
+    """(C, C): examples by the class believed and the label written."""
+    loss: float = np.inf
+    """Minus the logarithm of the likelihood, with what b costs."""
+    learned: Floats | None = None
+    """(C, C): the noise that the judge's predictions are freed of."""
 
     @property
     def sharpness(self) -> float:
@@ -159,15 +246,35 @@ class _Fitted:
 
     @property
     def confusion(self) -> Floats:
-        share = 1.0 / (1.0 + np.exp(-self.values[-1]))
-        found: Floats = share * self.others + (1.0 - share) * np.eye(len(self.others))
-        return found
+        share, spread = _noise(self.values, len(self.counts))
+        return share[:, None] * spread + np.diag(1.0 - share)
+
+    @property
+    def score(self) -> float:
+        """The loss, and what the numbers of T cost."""
+        total = self.counts.sum(1, keepdims=True)
+        shares = np.maximum(self.counts, 1e-12) / np.maximum(total, 1e-12)
+        return self.loss + float((self.counts * np.log(shares)).sum()) - self._evidence()
+
+    def _evidence(self) -> float:
+        return self.alike.evidence(self.counts)
+
+    def logs(self, probabilities: Floats) -> Floats:
+        """What the first step begins with: log p, or that freed of noise."""
+        if self.learned is None:
+            return np.log(probabilities)
+        freed = probabilities @ np.linalg.pinv(self.learned)
+        freed = np.maximum(freed, _LEAST_FREED * probabilities)
+        logs: Floats = np.log(freed / freed.sum(1, keepdims=True))
+        return logs
 
     def belief(self, logs: Floats, labels: Ints) -> Floats:
         """Which class is right, given the label."""
-        joint = _softmax(self.sharpness * logs + self.values[1:-1]) * self.confusion[:, labels].T
-        found: Floats = joint / joint.sum(1, keepdims=True)
-        return found
+        classes = len(self.counts)
+        joint = _softmax(self.sharpness * logs + self.values[1 : classes + 1])
+        joint *= self.confusion.T[labels]
+        joint /= joint.sum(1, keepdims=True)
+        return joint
 
 
 def _softmax(logits: Floats) -> Floats:
@@ -176,128 +283,181 @@ def _softmax(logits: Floats) -> Floats:
     return found
 
 
-def _counts(belief: Floats, labels: Ints) -> Floats:
-    """(C, C): examples by the class believed and the label written."""
+def _noise(values: Floats, classes: int) -> tuple[Floats, Floats]:
+    """The share of wrong labels of each class, and (C, C) what they are written as."""
+    logits = values[2 * classes + 1 :].reshape(classes, classes).copy()
+    np.fill_diagonal(logits, -np.inf)
+    return 1.0 / (1.0 + np.exp(-values[classes + 1 : 2 * classes + 1])), _softmax(logits)
+
+
+def _off(counts: Floats) -> Floats:
+    off = counts.copy()
+    np.fill_diagonal(off, 0.0)
+    return off
+
+
+def _written(labels: Ints, classes: int) -> Any:
+    """(C, N): 1 where the label is that class."""
     from scipy.sparse import csr_array
 
-    written = csr_array((np.ones(len(labels)), (np.arange(len(labels)), labels)), belief.shape)
-    found: Floats = (written.T @ belief).T
+    number = len(labels)
+    return csr_array((np.ones(number), (labels, np.arange(number))), (classes, number))
+
+
+def _counts(belief: Floats, labels: Ints) -> Floats:
+    """(C, C): examples by the class believed and the label written."""
+    found: Floats = (_written(labels, belief.shape[1]) @ belief).T
     return found
 
 
-def _best(probabilities: Floats, labels: Ints) -> _Fitted:
-    """The likeliest of several starts, less what each costs."""
-    classes = probabilities.shape[1]
-    logs = np.log(probabilities)
-    even = _spread(np.zeros((classes, classes)))
-    alike = _fit(logs, labels, even, None)
-    if classes == 2:  # the other class is the only partner
-        return alike
-    free = alike
-    for _ in range(_ROUNDS):
-        free = _fit(logs, labels, _spread(_counts(free.belief(logs, labels), labels)), free)
-    partners = _with_partners(logs, labels, free)
-    freed = _with_partners(_freed(probabilities, partners), labels, partners)
+def _best(probabilities: Floats, labels: Ints, seed: int, steps: _Steps) -> _Fitted:
+    """The likeliest of several starts, less what its numbers cost."""
+    number, classes = probabilities.shape
+    few, theirs = probabilities, labels
+    most = min(_MOST_TRIED, _MOST_NUMBERS // classes)
+    if number > most:
+        order = np.argsort(keys_for(key("label noise starts", seed), np.arange(number)))
+        some = np.sort(order[:most])
+        few, theirs = probabilities[some], labels[some]
+    even = np.full((classes, classes), _BEGIN / (classes - 1))
+    np.fill_diagonal(even, 1.0 - _BEGIN)
+    joint = _joint(few, theirs)[0] + 0.5 * np.eye(classes)
+    begin = _start(even, learned=False)
+    same = _Alike(_BEGIN, _SHARES_ALIKE[-1], _SPREADS_ALIKE[-1] * _off(even) / _BEGIN)
+    plain = _search(few, theirs, begin, 2, steps)
+    found = [
+        _search(few, theirs, replace(begin, alike=same), 1, steps),
+        plain,
+        _search(few, theirs, replace(plain, learned=plain.confusion), _ROUNDS - 2, steps),
+        _search(few, theirs, _start(joint / joint.sum(1, keepdims=True)), _ROUNDS, steps),
+    ]
+    best = min(found, key=lambda each: each.score)
+    return _search(probabilities, labels, best, _ROUNDS, steps)
+
+
+def _joint(probabilities: Floats, labels: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+    """The confident joint (C, C): examples of which the judge is as sure as it is of the class's
+    own labels in the mean, by that class and by the label. And those of which the two differ."""
+    number, classes = probabilities.shape
+    own = np.bincount(labels, probabilities[np.arange(number), labels], minlength=classes)
+    least = own / np.maximum(np.bincount(labels, minlength=classes), 1)
+    sure = np.where(probabilities >= least, probabilities, 0.0)
+    guess, known = sure.argmax(1), sure.max(1) > 0.0
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (guess[known], labels[known]), 1.0)
+    return counts, known & (guess != labels)
+
+
+def _start(confusion: Floats, *, learned: bool = True) -> _Fitted:
+    """Where a search begins; shares of wrong labels differ, and they are spread unevenly."""
+    classes = len(confusion)
+    share = np.clip(1.0 - np.diag(confusion), _LEAST_SHARE, 0.9)
+    logits = np.log(_off(confusion) + 1e-4)
+    values = [np.zeros(classes + 1), np.log(share / (1.0 - share)), logits.ravel()]
+    alike = _Alike(_BEGIN, 50.0, _off(np.ones((classes, classes))) / (classes - 1))
+    noise = confusion if learned else None
+    return _Fitted(np.concatenate(values), alike, np.eye(classes), learned=noise)
+
+
+def _search(
+    probabilities: Floats, labels: Ints, now: _Fitted, rounds: int, steps: _Steps
+) -> _Fitted:
+    """Fit, and see anew how alike the classes are, and what the judge has learned."""
+    for done in range(1, rounds + 1):
+        found = _fit(now.logs(probabilities), labels, now, _STEPS)
+        settled = abs(found.loss - now.loss) < _SETTLED
+        learned = None if now.learned is None else found.confusion
+        now = replace(found, alike=_alike(found.counts), learned=learned)
+        steps.next(1 if not settled else rounds - done + 1)
+        if settled:
+            break
+    return now
+
+
+def _alike(counts: Floats) -> _Alike:
+    """How alike the classes are, by the evidence."""
+    classes, rows = len(counts), np.arange(len(counts))
+    off = _off(counts)
+    shares = off.sum(1) / np.maximum(counts.sum(1), 1e-12)
+    even = _off(np.full((classes, classes), 1.0 / (classes - 1)))
+    partner = (off - np.eye(classes)).argmax(1)
+    hit = off[rows, partner].sum() / max(off.sum(), 1e-12)
+    part = max(0.0, (hit - even[0, 1]) / (1.0 - even[0, 1])) if classes > 2 else 0.0
+    partners = (1.0 - part) * even
+    partners[rows, partner] += part
     cost = classes * float(np.log(classes - 1)) + 1.0
-    found = [(alike.loss, alike), (partners.loss + cost, partners), (freed.loss + cost, freed)]
-    anchors = _anchors(probabilities, labels)
-    share = max(1.0 - float(np.diag(anchors).mean()), _BEGIN)
-    start = np.concatenate([np.zeros(classes + 1), [np.log(share / (1.0 - share))]])
-    now = _Fitted(logs, start, _spread(anchors * len(labels) / classes), 0.0)
-    logs = np.log(_normal(probabilities @ np.linalg.pinv(anchors)))
-    now = _fit(logs, labels, now.others, now)
-    for _ in range(3):
-        now = _with_partners(logs, labels, now)
-        found.append((now.loss + _ANCHORS_COST, now))
-        logs = _freed(probabilities, now)
-    return min(found, key=lambda each: each[0])[1]
+    by_shares = [
+        _Alike(max(float(share), _LEAST_SHARE), worth, even)
+        for share in (off.sum() / counts.sum(), np.median(shares))
+        for worth in _SHARES_ALIKE
+    ]
+    best = max(by_shares, key=lambda each: each.evidence(counts))
+    by_spread = [
+        replace(best, spread=many * spread, cost=dear)
+        for many in _SPREADS_ALIKE
+        for spread, dear in ((even, 0.0), (partners, cost))
+    ]
+    return max(by_spread, key=lambda each: each.evidence(counts))
 
 
-def _spread(counts: Floats) -> Floats:
-    """Which class a wrong label is of, by counts; even where there are few."""
-    classes = len(counts)
-    found: Floats = counts + _ALIKE / (classes - 1)
-    np.fill_diagonal(found, 0.0)
-    shares: Floats = found / found.sum(1, keepdims=True)
-    return shares
-
-
-def _freed(probabilities: Floats, noise: _Fitted) -> Floats:
-    """Logarithms of predictions without the noise that the model has learned."""
-    return np.log(_normal(probabilities @ np.linalg.pinv(noise.confusion)))
-
-
-def _normal(probabilities: Floats) -> Floats:
-    cut = np.maximum(probabilities, _LEAST_FREED)
-    found: Floats = cut / cut.sum(1, keepdims=True)
-    return found
-
-
-def _anchors(probabilities: Floats, labels: Ints) -> Floats:
-    """(C, C): which labels the surest predictions of each class have."""
-    classes = probabilities.shape[1]
-    guesses = probabilities.argmax(1)
-    found = 0.5 * np.eye(classes)
-    for number in range(classes):
-        mine = np.flatnonzero(guesses == number)
-        most = max(int(_ANCHORS * len(mine)), 10)
-        surest = mine[np.argsort(-probabilities[mine, number], kind="stable")[:most]]
-        found[number] += np.bincount(labels[surest], minlength=classes)
-    shares: Floats = found / found.sum(1, keepdims=True)
-    return shares
-
-
-def _with_partners(logs: Floats, labels: Ints, near: _Fitted) -> _Fitted:
-    """Wrong labels are partly spread evenly, partly of one partner of each class."""
-    classes, rows = logs.shape[1], np.arange(logs.shape[1])
-    counts = _counts(near.belief(logs, labels), labels)
-    np.fill_diagonal(counts, -1.0)
-    partner = counts.argmax(1)
-    for _ in range(_ROUNDS):
-        np.fill_diagonal(counts, 0.0)
-        even = 1.0 / (classes - 1)
-        hit = counts[rows, partner].sum() / max(counts.sum(), _LEAST)
-        part = max(0.0, (hit - even) / (1.0 - even))
-        others = np.full((classes, classes), (1.0 - part) * even)
-        others[rows, partner] += part
-        np.fill_diagonal(others, 0.0)
-        near = _fit(logs, labels, others, near)
-        counts = _counts(near.belief(logs, labels), labels)
-    return near
-
-
-def _fit(logs: Floats, labels: Ints, others: Floats, near: _Fitted | None) -> _Fitted:
-    """a, b and the share of wrong labels of the highest posterior, looked for from `near`."""
+def _fit(logs: Floats, labels: Ints, near: _Fitted, most_steps: int) -> _Fitted:
+    """a, b and T of the highest posterior, looked for from `near`."""
     from scipy.optimize import minimize
 
     number, classes = logs.shape
-    written = others[:, labels].T
-    rows = np.arange(number)
+    written, alike = _written(labels, classes), near.alike
+    before, width = alike.spread.sum(1), alike.width
+    logs = logs - logs.max(1, keepdims=True)  # of a sharp judge too, one power is near 1
+    guess, belief, ones = np.empty_like(logs), np.empty_like(logs), np.ones(classes)
+    first, last = classes + 1, 2 * classes + 1  # the logits of shares
 
-    def terms(values: Floats) -> tuple[Floats, float, Floats, Floats]:
-        guess = _softmax(np.exp(values[0]) * logs + values[1:-1])
-        share = float(1.0 / (1.0 + np.exp(-values[-1])))
-        joint = share * guess * written
-        joint[rows, labels] += (1.0 - share) * guess[rows, labels]
-        return guess, share, joint, joint.sum(1) + 1e-12
+    def values_of(point: Floats) -> Floats:
+        """Logits of shares are a middle, and what each class differs from it over the width."""
+        found = np.delete(point, first)
+        found[first:last] = point[first] + width * found[first:last]
+        return found
 
-    def loss(values: Floats) -> tuple[float, Floats]:
-        guess, share, joint, likely = terms(values)
-        by_logit = guess - joint / likely[:, None]
-        right = float((joint[rows, labels] / likely).sum())
-        total = -np.log(likely).sum() + 0.5 * _NO_OFFSET * float((values[1:-1] ** 2).sum())
-        total += _AGAINST_NOISE * classes * np.logaddexp(0.0, values[-1])
-        slope = np.concatenate(
-            [
-                [(by_logit * logs).sum() * np.exp(values[0])],
-                by_logit.sum(0) + _NO_OFFSET * values[1:-1],
-                [right * share - (number - right) * (1.0 - share)],
-            ]
-        )
-        slope[-1] += _AGAINST_NOISE * classes * share
-        return total / number, slope / number
+    def loss(point: Floats) -> tuple[float, Floats, Floats, float]:
+        values = values_of(point)
+        sharpness, offset, logits = float(np.exp(values[0])), values[1:first], values[first:last]
+        apart = point[first + 1 : last + 1]
+        share, spread = _noise(values, classes)
+        confusion = share[:, None] * spread + np.diag(1.0 - share)
+        np.multiply(logs, sharpness, out=guess)
+        np.add(guess, offset, out=guess)
+        np.exp(guess, out=guess)
+        np.divide(guess, (guess @ ones)[:, None], out=guess)
+        np.take(np.ascontiguousarray(confusion.T), labels, axis=0, out=belief, mode="clip")
+        np.multiply(belief, guess, out=belief)
+        likely = belief @ ones + 1e-300
+        np.divide(belief, likely[:, None], out=belief)
+        counts: Floats = (written @ belief).T
+        own = -float(np.log(likely).sum()) + 0.5 * _NO_OFFSET * float((offset**2).sum())
+        total = own + _AGAINST_NOISE * float(np.logaddexp(0.0, logits).sum())
+        total += 0.5 * float((apart**2).sum())
+        total -= float((alike.spread * np.log(np.maximum(spread, 1e-300))).sum())
+        off = _off(counts)
+        wrong = off.sum(1)
+        np.subtract(guess, belief, out=guess)
+        by_logit = share * (counts.sum(1) + _AGAINST_NOISE) - wrong
+        slope = [
+            [float(np.vdot(guess, logs)) * sharpness],
+            np.ones(number) @ guess + _NO_OFFSET * offset,
+            [by_logit.sum()],
+            width * by_logit + apart,
+            (spread * (wrong + before)[:, None] - off - alike.spread).ravel(),
+        ]
+        return total / number, np.concatenate(slope) / number, counts, own
 
-    begin = np.concatenate([np.zeros(classes + 1), [np.log(_BEGIN / (1.0 - _BEGIN))]])
-    start = begin if near is None else near.values
-    found: Any = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 300})
-    return _Fitted(logs, found.x, others, -float(np.log(terms(found.x)[3]).sum()))
+    logits = near.values[first:last]
+    middle = logits.mean()
+    apart = (logits - middle) / width
+    found: Any = minimize(
+        lambda point: loss(point)[:2],
+        np.concatenate([near.values[:first], [middle], apart, near.values[last:]]),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": most_steps, "ftol": 1e-8, "gtol": 1e-6},
+    )
+    counts, own = loss(found.x)[2:]
+    return replace(near, values=values_of(found.x), counts=counts, loss=own)

@@ -36,6 +36,7 @@ from samepath.curation.held_out import (
     train_folds,
 )
 from samepath.curation.inputs import flat_inputs, look
+from samepath.curation.label_noise import JUDGE
 from samepath.curation.reasons import NUM_NEIGHBORS, choose, label_errors, random_control
 from samepath.curation.request import FRACTION, CurateRequest, Subject, subject_of
 from samepath.curation.training_margin import NoteMargins, training_margins, why_not
@@ -367,17 +368,18 @@ class Round:
         asked = {"budget": request.budget, "precision": request.precision}
 
         def make() -> Arrays:
-            with self._telling("judging labels", None):
+            with self._telling("judging labels", None) as told:
                 found = label_errors(
                     inputs["reduced"],
                     inputs["labels"],
                     probabilities=inputs.get("probabilities"),
                     seed=request.seed,
+                    told=told,
                     **asked,
                 )
             return dict(vars(found))
 
-        depends_on = {"inputs": checksum(inputs), "seed": request.seed, **asked}
+        depends_on = {"inputs": checksum(inputs), "seed": request.seed, "judge": JUDGE, **asked}
         return self._stage("labels", depends_on, make)
 
     def _files(
@@ -417,6 +419,7 @@ class Round:
             "rate_low": max(0.0, rate - width),
             "rate_high": min(1.0, rate + width),
             "num_taken": int((judged["flagged"] | judged["outliers"]).sum()),
+            "num_contradicted": int(judged["contradicted"].sum()),
             "confusions": [
                 {
                     "right": found[right],

@@ -27,7 +27,7 @@ from samepath.curation.cluster import LEAST_POINTS, ClassClustering, ClassCluste
 from samepath.curation.duplicates import all_but_one
 from samepath.curation.folder import Arrays
 from samepath.curation.held_out import regression_beliefs
-from samepath.curation.label_noise import label_noise, sized
+from samepath.curation.label_noise import Told, label_noise, sized
 from samepath.curation.request import FRACTION, CurateRequest, Subject
 from samepath.data.keep_list import KeepList
 from samepath.keys import key, keys_for
@@ -212,6 +212,8 @@ class LabelErrors:
     """(C, C): examples that are of the row's class and are labelled as the column's."""
     counts_reach: Floats
     """Half of their 95% intervals."""
+    contradicted: Truths
+    """Labels that the judge surely contradicts (the confident joint)."""
 
 
 def label_errors(
@@ -222,26 +224,28 @@ def label_errors(
     budget: float | None = None,
     precision: float | None = None,
     seed: int = 0,
+    told: Told | None = None,
 ) -> LabelErrors:
     """Likely label errors among examples with these features (after PCA, say) and labels.
 
     `probabilities`: of models that have not seen the example, one column per label from 0; those of
-    a regression on the features where not given.
+    a regression on the features where not given. `told` is called with how much is done, and of
+    how much.
     """
     classes, place = np.unique(labels, return_inverse=True)
     rows = np.arange(len(labels))
-    told: NDArray[Any]
+    given: NDArray[Any]
     if probabilities is None:
-        told = regression_beliefs(reduced, place, len(classes), seed)
+        given = regression_beliefs(reduced, place, len(classes), seed)
     else:
-        told = np.maximum(probabilities[:, classes], _LEAST, dtype=np.float64)
-        told /= told.sum(1, keepdims=True)
-    noise = label_noise(told, place, seed=seed)
+        given = np.maximum(probabilities[:, classes], _LEAST, dtype=np.float64)
+        given /= given.sum(1, keepdims=True)
+    noise = label_noise(given, place, seed=seed, told=told)
     chosen = sized(noise.wrong, budget=budget, precision=precision)
     chosen &= np.bincount(place)[place] >= LEAST_POINTS  # too few to know what is usual
     likeliest = noise.belief.max(1)
-    own = np.log(np.maximum(told[rows, place], _LEAST))
-    others = np.log(np.maximum(told, _LEAST))
+    own = np.log(np.maximum(given[rows, place], _LEAST))
+    others = np.log(np.maximum(given, _LEAST))
     others[rows, place] = -np.inf
     leads = others.max(1) - own if len(classes) > 1 else np.zeros(len(rows))
     less = np.searchsorted(np.sort(noise.wrong), noise.wrong, side="left")
@@ -252,12 +256,13 @@ def label_errors(
         probability=likeliest.astype(np.float32),
         suspicion=noise.wrong.astype(np.float32),
         doubt=(100.0 * less / len(rows)).astype(np.float32),
-        confidence=told[rows, place].astype(np.float32),
+        confidence=given[rows, place].astype(np.float32),
         margin=(-leads).astype(np.float32),
         classes=classes,
         rate=np.array([noise.rate, noise.reach]),
         counts=noise.counts,
         counts_reach=noise.counts_reach,
+        contradicted=noise.contradicted,
     )
 
 
