@@ -199,7 +199,10 @@ def _noise_lines(noise: dict[str, Any] | None, number: int) -> list[str]:
                 f"{contradicted:,} of {number:,} labels: look at the most doubtful ones)"
             )
     lines = [f"labels: {words}, judged by {noise['judge']}; {noise['num_taken']:,} are taken"]
-    pairs = [f"{c['right']} as {c['written']} {c['number']:.0f}" for c in noise["confusions"][:5]]
+    pairs = [
+        f"{c['right']} as {c['written']} {c['number']:.0f} ({c['low']:.0f} to {c['high']:.0f})"
+        for c in noise["confusions"][:5]
+    ]
     return lines + ([f"written wrong: {', '.join(pairs)}"] if pairs else [])
 
 
