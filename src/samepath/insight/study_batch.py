@@ -13,12 +13,12 @@ from dataclasses import replace
 from samepath.console import Watcher
 from samepath.engine.run.options import Options
 from samepath.insight.advise.branches import (
-    FOLDER,
     BranchPlan,
     BranchRequest,
     measure_batch,
     plan_branches,
 )
+from samepath.insight.folder import BRANCHES
 from samepath.study.opening import StudyRequest, look_into
 from samepath.study.results import Study
 from samepath.timing.model import Clock
@@ -44,7 +44,7 @@ def with_measured_batch(
         plan,
         opened.recipe,
         replace(_without_ends(opened.options), learning_rate=rate),
-        request.folder / FOLDER,
+        request.folder / BRANCHES,
         step_seconds,
         watcher,
         request.command,

@@ -10,8 +10,7 @@ import pytest
 from ui_folders import make_finding, make_run
 
 from samepath.files import lock_folder
-from samepath.insight.advise.branches import FOLDER
-from samepath.insight.folder import KINDS
+from samepath.insight.folder import BRANCHES, KINDS
 from samepath.web.dashboard import contents
 from samepath.web.dashboard.contents import MARKS, RootFolder, search
 
@@ -56,8 +55,7 @@ def test_things_and_what_they_are_part_of(tmp_path: Path) -> None:
 
 def test_branches_belong_to_the_study_they_were_made_for(tmp_path: Path) -> None:
     """While they are trained they are a study under way; later their study has what they found."""
-    assert contents.BRANCHES == FOLDER
-    study, branches = tmp_path / "s", tmp_path / "s" / FOLDER
+    study, branches = tmp_path / "s", tmp_path / "s" / BRANCHES
     make_run(study / "runs" / "k1")
     make_run(branches / "runs" / "base")
     for folder in (study, branches):

@@ -30,6 +30,7 @@ import numpy as np
 
 from samepath.engine.state.metrics_log import MetricColumns, newest_values, sample_values
 from samepath.files import is_locked, open_plain, write_atomically
+from samepath.insight.folder import BRANCHES
 from samepath.web.dashboard.items import (
     ShownRun,
     comparison,
@@ -59,8 +60,6 @@ SKIPPED = {
     "node_modules", "__pycache__", "site-packages", "venv",
     "checkpoints", "weights", "cache", "tensorboard", "wandb", "show",
 }  # fmt: skip
-BRANCHES = "branches"
-"""The folder of the runs that measure a critical batch, inside a study's or an advice's."""
 MAX_DEPTH = 6
 MAX_FOLDERS = 5_000
 MAX_ITEMS = 1_000
