@@ -218,6 +218,18 @@ class OnPlateau(Classifier):
         return on_plateau(self)
 
 
+class OnTraining(Classifier):
+    def configure_optimizers(self) -> Any:
+        return on_plateau(self) | {"monitor": "train_loss"}
+
+
+class OnTrainingToo(Classifier):
+    def configure_optimizers(self) -> Any:
+        made = on_plateau(self)
+        settings = {"scheduler": made["lr_scheduler"], "monitor": "train/loss"}
+        return {"optimizer": made["optimizer"], "lr_scheduler": settings}
+
+
 class Elsewhere(Classifier):
     def configure_optimizers(self) -> Any:
         return Adam(self.parameters(), lr=0.1 / self.trainer.world_size)
@@ -262,6 +274,30 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         {"callbacks": lightning.callbacks.EarlyStopping("val_loss", min_delta=0.1)},
         r"EarlyStopping has min_delta, which has no counterpart",
     ),
+    "stops by training": (
+        Classifier,
+        Numbers,
+        {"callbacks": lightning.callbacks.EarlyStopping("train_loss", patience=2)},
+        r"EarlyStopping monitors 'train_loss', a metric of training.*use monitor='val_loss'",
+    ),
+    "keeps by training": (
+        Classifier,
+        Numbers,
+        {"callbacks": lightning.callbacks.ModelCheckpoint(monitor="train/acc", mode="max")},
+        r"ModelCheckpoint monitors 'train/acc', a metric of training.*use monitor='val_acc'",
+    ),
+    "plateau of training": (
+        OnTraining,
+        Numbers,
+        {},
+        r"ReduceLROnPlateau monitors 'train_loss', a metric of training",
+    ),
+    "plateau of training in a dict": (
+        OnTrainingToo,
+        Numbers,
+        {},
+        r"ReduceLROnPlateau monitors 'train/loss', a metric of training",
+    ),
     "average": (
         OnPlateau,
         Numbers,
@@ -283,6 +319,16 @@ def test_refused_by_name(name: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         samepath.lightning.recipe(module, datamodule(), **{"max_epochs": 1} | more)
     assert "\n" not in str(caught.value)
+
+
+def test_a_metric_of_training_under_a_bare_name_is_not_taken_for_that_of_validation() -> None:
+    """Lightning would go by what training_step() logs under this name."""
+    recipe = samepath.lightning.recipe(
+        Classifier, Numbers(), max_epochs=1, callbacks=lightning.callbacks.EarlyStopping("acc")
+    )
+    assert recipe.evaluate is not None
+    with pytest.raises(UserError, match=r"monitors 'acc', and validation_step\(\) logs 'val_acc'"):
+        recipe.evaluate(recipe.model(), [torch.ones(2, 8), torch.zeros(2, dtype=torch.int64)])
 
 
 def log_metric(module: Any, batch: Any) -> None:
