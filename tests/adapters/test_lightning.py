@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Sampler
 
 from samepath.engine.state.checkpoint import list_checkpoints, load
+from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
+from samepath.output.export import export
+from samepath.output.predict import predict
 from samepath.plan import epoch_order
 from samepath.recipe import Recipe
 from samepath.threads import limited_threads
@@ -175,6 +179,45 @@ def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
     made = recipe.model()
     schedule = recipe.schedule(recipe.optimizer(iter(made.parameters())))
     assert schedule.total_steps == 3  # type: ignore[attr-defined]  # of 54 examples, 24 a step
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "bring" / "lightning_module.py"
+
+
+def test_the_example_predicts_and_is_exported(tmp_path: Path) -> None:
+    """Its training_step() calls self.net, and never the module."""
+    request = Request(recipe=str(EXAMPLE), num_workers=1, epochs=1, out=tmp_path / "run")
+    folder = train(request)[1]
+    inputs = torch.randn(300, 8, generator=torch.Generator().manual_seed(1))[250:]
+    model = reopen(folder).model()[0]
+    with torch.no_grad():
+        expected = model(inputs)
+    found = torch.from_numpy(predict(folder, num_workers=1)["output"])
+    torch.testing.assert_close(found, expected)
+    made = export(folder, tmp_path / "model.ts")
+    assert made.largest_difference is not None
+    assert made.largest_difference < 1e-6
+    if find_spec("onnxruntime") is not None:
+        made = export(folder, tmp_path / "model.onnx")
+        assert ["N x 8" in each for each in made.inputs] == [True]
+
+
+def test_what_is_predicted() -> None:
+    class Predicts(Classifier):
+        def predict_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+            return self(batch[0]).softmax(1)
+
+    def own(model: nn.Module, batch: Any) -> Any:
+        return model(batch[0]).argmax(1)
+
+    inputs = [torch.ones(2, 8), torch.zeros(2, dtype=torch.int64)]
+    recipe = samepath.lightning.recipe(Predicts, Numbers(), max_epochs=1)
+    assert recipe.predict is not None
+    model = recipe.model().eval()
+    assert torch.equal(recipe.predict(model, inputs), model(inputs[0]).softmax(1))
+    assert samepath.lightning.recipe(Classifier, Numbers(), max_epochs=1).predict is None
+    given = samepath.lightning.recipe(Predicts, Numbers(), max_epochs=1, predict=own)
+    assert given.predict is own
 
 
 def test_callbacks_become_fields() -> None:

@@ -71,6 +71,7 @@ def recipe(
     data_collator: Callable[[list[Any]], Any] | None = None,
     max_workers: int | None = None,
     grain_size: int | None = None,
+    predict: Callable[[nn.Module, Any], Any] | None = None,
 ) -> Recipe:
     """Make a recipe of a model of transformers (or a function that makes one) and the arguments of
     its Trainer: a `TrainingArguments`, or a dict of the same names. The global batch is
@@ -116,6 +117,7 @@ def recipe(
         valid=eval_dataset,
         collate=collate,
         loss=_loss,
+        predict=predict,
         weight=_weight(probe, collate([train_dataset[0]])),  # type: ignore[index]
         optimizer=optimizer,
         schedule=schedule,

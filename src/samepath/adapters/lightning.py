@@ -8,7 +8,7 @@ no counterpart. Neither library is imported: classes are known by name, so both 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -87,12 +87,15 @@ def recipe(
     val_dataloaders: Any = None,
     max_workers: int | None = None,
     grain_size: int | None = None,
+    predict: Callable[[nn.Module, Any], Any] | None = None,
     **trainer: Any,
 ) -> Recipe:
     """Make a recipe of a LightningModule (or a function that makes one: then `--seed` decides its
     first weights too) and a LightningDataModule or loaders, as `trainer.fit` takes them.
     `trainer` are the arguments that `Trainer` was given: max_epochs, accumulate_grad_batches,
-    gradient_clip_val, precision, callbacks; those about logs and displays change nothing."""
+    gradient_clip_val, precision, callbacks; those about logs and displays change nothing.
+    `predict(model, batch)` is the recipe's; without one the module's predict_step() is, where it
+    has one."""
     refuse_arguments(trainer, _USED | _WITHOUT_EFFECT, _HINTS, "samepath.lightning.recipe()")
     epochs = trainer.get("max_epochs")
     if not isinstance(epochs, int) or epochs < 1:
@@ -134,6 +137,8 @@ def recipe(
             "validation loss of the averaged weights, samepath at that of the trained ones; use "
             "another schedule"
         )
+    if predict is None and _overrides(probe, "predict_step"):
+        predict = _predict
     optimizers = _Optimizers(models)
     between = _Between(probe, callbacks.average, has_valid=held_out is not None)
     return Recipe(
@@ -144,6 +149,7 @@ def recipe(
         sampler=sampler,
         loss=_loss,
         evaluate=None if held_out is None else _evaluate,
+        predict=predict,
         patience=callbacks.patience,
         monitor=callbacks.monitor,
         keep_best=callbacks.keep_best,
@@ -240,6 +246,10 @@ class _Attached:
             "the LightningModule uses self.logger, which has no counterpart; use self.log, which "
             "goes into the run's metrics"
         )
+
+    def __dir__(self) -> list[str]:
+        """What every use of the module may ask of it: TorchScript's tracing asks for all of it."""
+        return [name for name in super().__dir__() if name not in vars(_Attached)]
 
     def log(
         self,
@@ -364,6 +374,10 @@ def _evaluate(model: Any, batch: Any) -> dict[str, Tensor]:
             "loss as 'val_loss', or return it"
         )
     return logged
+
+
+def _predict(model: Any, batch: Any) -> Any:
+    return _call(model, "predict_step", batch)[1]
 
 
 def _call(model: Any, step: str, batch: Any) -> tuple[dict[str, Any], Any]:

@@ -302,9 +302,7 @@ def test_a_grain_whose_labels_are_all_ignored() -> None:
         first = next(begin(session, loss).batches((inputs, labels), 0)).batch
     for grain in (0, 2):
         ignored = labels.index_fill(0, torch.tensor(first.grain(grain)), 3)
-        with pytest.raises(
-            UserError, match=r"alone (\d.* and nan|nan and \d).*count diff"
-        ):
+        with pytest.raises(UserError, match=r"alone (\d.* and nan|nan and \d).*count diff"):
             warnings_of(loss, items=(inputs, ignored))
         assert warnings_of(loss, items=(inputs, ignored), weight=count) == []
 
