@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,11 @@ def test_metrics_of_the_evaluator(tmp_path: Path) -> None:
     assert (tmp_path / "1" / "weights" / "best.safetensors").is_file()
 
 
-def _with_evaluator(_: Recipe) -> Recipe:
+def _with_evaluator(found: Recipe) -> Recipe:
     saver = {"_target_": "CheckpointSaver", "save_key_metric": True}
     config = evaluated(DICE, handlers=[saver])
-    return samepath.monai.recipe(config, {"train#dataset#data": examples(7)}, grain_size=2)
+    made = samepath.monai.recipe(config, {"train#dataset#data": examples(7)}, grain_size=2)
+    return replace(made, origin=found.origin)
 
 
 def test_a_dice_loss_of_the_whole_batch(tmp_path: Path) -> None:
