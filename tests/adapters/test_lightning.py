@@ -172,7 +172,7 @@ def test_stopped_and_resumed(tmp_path: Path) -> None:
 
 
 def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
-    given = {"max_epochs": 1, "accumulate_grad_batches": 2}
+    given: dict[str, Any] = {"max_epochs": 1, "accumulate_grad_batches": 2}
     recipe = samepath.lightning.recipe(Classifier, Numbers(), **given)
     assert recipe.batch_size == 2 * BATCH
     assert recipe.schedule is not None

@@ -166,12 +166,15 @@ def test_a_dice_loss_of_the_whole_batch(tmp_path: Path) -> None:
         assert recipe.encode is not None
     losses = {}
     for grain_size in (2, 6):
-        recipe = samepath.monai.recipe(
+        made = samepath.monai.recipe(
             changed("loss", dice), {"train#dataset#data": examples()}, grain_size=grain_size
         )
+
+        def instead(_: Recipe, made: Recipe = made) -> Recipe:
+            return made
+
         out = tmp_path / f"{grain_size}"
-        request = Request(recipe=FILE, num_workers=1, out=out, instead=lambda _, r=recipe: r)
-        found = train(request)[0]
+        found = train(Request(recipe=FILE, num_workers=1, out=out, instead=instead))[0]
         losses[grain_size] = found.train_loss, found.metrics["loss"]
     assert losses[2] == pytest.approx(losses[6], rel=1e-5)
 
