@@ -201,7 +201,7 @@ def variational(model: Any, batch: Batch) -> Tensor:
     drawn = torch.distributions.Normal(means, 0.1 + means.abs()).rsample()
     chosen = torch.bernoulli(torch.sigmoid(means)) + F.gumbel_softmax(means)
     kind = torch.distributions.Categorical(logits=means).sample()
-    return (drawn.square() + chosen * means).mean() + F.cross_entropy(means, kind)
+    return F.mse_loss(drawn, chosen) + F.cross_entropy(means, kind)
 
 
 def with_own_generator(model: Any, batch: Batch) -> Tensor:

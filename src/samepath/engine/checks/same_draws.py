@@ -36,7 +36,7 @@ class SameDraws(TorchDispatchMode):
         """`total`: the examples of both. Where an example has several rows of numbers, they lie
         next to one another (`interleaved`: heads of attention), or the batch lies there several
         times (views)."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._total = total
         self._interleaved = interleaved
         self._drawn: list[tuple[Any, list[Any], Tensor]] = []
