@@ -88,7 +88,7 @@ EXAMPLES: dict[str, Example] = {
     "class_imbalance": Example(),
     "monai_segmentation": Example(needs=("monai",), page="monai", tolerance=1e-7),
     "plain_loop": Example(),
-    "huggingface_model": Example(needs=("transformers",), page="huggingface", tolerance=1e-4),
+    "huggingface_model": Example(needs=("transformers",), page="huggingface", tolerance=1e-6),
     "lightning_module": Example(needs=("lightning",), page="lightning"),
 }
 

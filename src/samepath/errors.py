@@ -28,16 +28,17 @@ class Diverged(SamepathError):
 
     exit_code = 3
 
-    def __init__(self, step: int, what: str, value: float) -> None:
-        super().__init__(step, what, value)  # all in args, so that it survives pickling
+    def __init__(self, step: int, what: str, value: float, hint: str = "") -> None:
+        super().__init__(step, what, value, hint)  # all in args, so that it survives pickling
         self.step = step
         self.what = what
         self.value = value
+        self.hint = hint
 
     def __str__(self) -> str:
         return (
             f"diverged: the {self.what} became {self.value} at step {self.step}; "
-            "the weights kept are those before that step"
+            f"the weights kept are those before that step{self.hint}"
         )
 
 

@@ -208,7 +208,7 @@ class Recipe(TrainingSettings):
     """What classes are called, by label; their numbers where not given."""
     keep_weights: Sequence[int] = ()
     """Epochs after which the weights are kept, to be looked at later; 0 is before the first. If any
-    are, so are those with the lowest validation loss."""
+    are, so are the best, by `monitor`."""
     keep_best: bool = False
     """Keep the best weights, by `monitor`."""
     patience: int | None = None

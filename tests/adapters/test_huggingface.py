@@ -1,19 +1,18 @@
 """Models of transformers, with its own optimizer, schedule and collators: the bits of a plain loop
-with one grain per batch, one digest on 1 and 3 workers, and refusals by name.
-
-Its Trainer cannot be run here: that needs accelerate, which is no part of a set-up.
-"""
+with one grain per batch, its Trainer's weights to rounding, one digest on 1 and 3 workers, and
+refusals by name."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 
 from samepath.engine.state.checkpoint import list_checkpoints, load
 from samepath.engine.train import Request, train
@@ -142,10 +141,101 @@ def test_collators_of_transformers(tmp_path: Path) -> None:
     weights_after(recipe, tmp_path / "run")
 
 
-def test_training_arguments_are_read_as_a_dict_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def need_accelerate() -> None:
+    pytest.importorskip("accelerate", reason="transformers' Trainer and arguments need accelerate")
+
+
+def its_trainer(model: Any, arguments: dict[str, Any], **more: Any) -> Any:
+    """A Trainer that meets examples in samepath's order."""
+    quiet = {"use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+    made = transformers.TrainingArguments(**arguments | quiet)
+
+    class InOurOrder(Sampler[int]):
+        epoch = -1
+
+        def __iter__(self) -> Iterator[int]:
+            self.epoch += 1
+            return iter(epoch_order(len(self), made.seed, self.epoch).tolist())
+
+        def __len__(self) -> int:
+            return 40
+
+    class Ordered(transformers.Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> InOurOrder:
+            return InOurOrder()
+
+    return Ordered(model, made, train_dataset=sentences(40, seed=1), **more)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_its_trainer_to_rounding(accumulated: int, tmp_path: Path) -> None:
+    """No bits: the Trainer divides a sum over words by their number in the whole batch, samepath
+    weighs means, which rounds otherwise."""
+    need_accelerate()
+    arguments = ARGUMENTS | {
+        "output_dir": str(tmp_path / "theirs"),
+        "per_device_train_batch_size": 12 // accumulated,
+        "gradient_accumulation_steps": accumulated,
+    }
+    torch.manual_seed(3)
+    expected, data = model(), sentences(40, seed=1)
+    start = copy.deepcopy(expected.state_dict())
+    recipe = samepath.huggingface.recipe(
+        copy.deepcopy(expected), arguments, train_dataset=data, grain_size=12 // accumulated
+    )
+    ours = weights_after(recipe, tmp_path / "run")
+    with limited_threads(1):
+        its_trainer(expected, arguments).train()
+    found = {n: t for n, t in expected.state_dict().items() if n in ours}
+    assert len(found) > 20
+    moved = max(float((tensor - start[name]).abs().max()) for name, tensor in found.items())
+    assert moved > 0.01
+    for name, tensor in found.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=2e-5, msg=name)
+
+
+def right_words(given: Any) -> dict[str, float]:
+    counts = given.label_ids[:, 1:] != -100
+    right = given.predictions[:, :-1].argmax(-1) == given.label_ids[:, 1:]
+    return {"eval_accuracy": float(right[counts].mean())}
+
+
+def test_compute_metrics_is_given_what_its_trainer_gives(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    held_out = sentences(10, seed=2)
+    recipe = samepath.huggingface.recipe(
+        model(),
+        ARGUMENTS,
+        train_dataset=sentences(40, seed=1),
+        eval_dataset=held_out,
+        compute_metrics=right_words,
+        grain_size=4,
+    )
+    request = Request(recipe=FILE, num_workers=1, out=tmp_path / "run", instead=lambda _: recipe)
+    found = train(request)[0].metrics
+    assert found.keys() == {"loss", "accuracy"}
+    trained = recipe.model()
+    tensors = load(list_checkpoints(tmp_path / "run" / "checkpoints")[-1]).state.tensors
+    names = trained.state_dict().keys() & {n.removeprefix("model/") for n in tensors}
+    trained.load_state_dict({n: tensors[f"model/{n}"] for n in names}, strict=False)
+    need_accelerate()
+    trainer = its_trainer(
+        trained,
+        ARGUMENTS | {"output_dir": str(tmp_path / "theirs")},
+        eval_dataset=held_out,
+        compute_metrics=right_words,
+    )
+    theirs = trainer.evaluate()
+    assert found["accuracy"] == pytest.approx(theirs["eval_accuracy"])
+    with pytest.raises(UserError, match=r"compute_metrics has nothing to judge; give eval_dataset"):
+        samepath.huggingface.recipe(
+            model, ARGUMENTS, train_dataset=held_out, compute_metrics=right_words
+        )
+
+
+def test_training_arguments_are_read_as_a_dict_is() -> None:
+    need_accelerate()
     kind = transformers.TrainingArguments
-    # what looks for devices needs accelerate
-    monkeypatch.setattr(kind, "_setup_devices", torch.device("cpu"))
     data = sentences(12, seed=1)
     one, other = (
         samepath.huggingface.recipe(model, args, train_dataset=data)

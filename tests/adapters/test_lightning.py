@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Sampler
 
 from samepath.engine.state.checkpoint import list_checkpoints, load
+from samepath.engine.state.reopen import reopen
 from samepath.engine.train import Request, train
 from samepath.errors import UserError
+from samepath.output.export import export
+from samepath.output.predict import predict
 from samepath.plan import epoch_order
 from samepath.recipe import Recipe
 from samepath.threads import limited_threads
@@ -168,13 +172,52 @@ def test_stopped_and_resumed(tmp_path: Path) -> None:
 
 
 def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
-    given = {"max_epochs": 1, "accumulate_grad_batches": 2}
+    given: dict[str, Any] = {"max_epochs": 1, "accumulate_grad_batches": 2}
     recipe = samepath.lightning.recipe(Classifier, Numbers(), **given)
     assert recipe.batch_size == 2 * BATCH
     assert recipe.schedule is not None
     made = recipe.model()
     schedule = recipe.schedule(recipe.optimizer(iter(made.parameters())))
     assert schedule.total_steps == 3  # type: ignore[attr-defined]  # of 54 examples, 24 a step
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "bring" / "lightning_module.py"
+
+
+def test_the_example_predicts_and_is_exported(tmp_path: Path) -> None:
+    """Its training_step() calls self.net, and never the module."""
+    request = Request(recipe=str(EXAMPLE), num_workers=1, epochs=1, out=tmp_path / "run")
+    folder = train(request)[1]
+    inputs = torch.randn(300, 8, generator=torch.Generator().manual_seed(1))[250:]
+    model = reopen(folder).model()[0]
+    with torch.no_grad():
+        expected = model(inputs)
+    found = torch.from_numpy(predict(folder, num_workers=1)["output"])
+    torch.testing.assert_close(found, expected)
+    made = export(folder, tmp_path / "model.ts")
+    assert made.largest_difference is not None
+    assert made.largest_difference < 1e-6
+    if find_spec("onnxruntime") is not None:
+        made = export(folder, tmp_path / "model.onnx")
+        assert ["N x 8" in each for each in made.inputs] == [True]
+
+
+def test_what_is_predicted() -> None:
+    class Predicts(Classifier):
+        def predict_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+            return self(batch[0]).softmax(1)
+
+    def own(model: nn.Module, batch: Any) -> Any:
+        return model(batch[0]).argmax(1)
+
+    inputs = [torch.ones(2, 8), torch.zeros(2, dtype=torch.int64)]
+    recipe = samepath.lightning.recipe(Predicts, Numbers(), max_epochs=1)
+    assert recipe.predict is not None
+    model = recipe.model().eval()
+    assert torch.equal(recipe.predict(model, inputs), model(inputs[0]).softmax(1))
+    assert samepath.lightning.recipe(Classifier, Numbers(), max_epochs=1).predict is None
+    given = samepath.lightning.recipe(Predicts, Numbers(), max_epochs=1, predict=own)
+    assert given.predict is own
 
 
 def test_callbacks_become_fields() -> None:
@@ -216,6 +259,18 @@ class Sometimes(Classifier):
 class OnPlateau(Classifier):
     def configure_optimizers(self) -> Any:
         return on_plateau(self)
+
+
+class OnTraining(Classifier):
+    def configure_optimizers(self) -> Any:
+        return on_plateau(self) | {"monitor": "train_loss"}
+
+
+class OnTrainingToo(Classifier):
+    def configure_optimizers(self) -> Any:
+        made = on_plateau(self)
+        settings = {"scheduler": made["lr_scheduler"], "monitor": "train/loss"}
+        return {"optimizer": made["optimizer"], "lr_scheduler": settings}
 
 
 class Elsewhere(Classifier):
@@ -262,6 +317,30 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         {"callbacks": lightning.callbacks.EarlyStopping("val_loss", min_delta=0.1)},
         r"EarlyStopping has min_delta, which has no counterpart",
     ),
+    "stops by training": (
+        Classifier,
+        Numbers,
+        {"callbacks": lightning.callbacks.EarlyStopping("train_loss", patience=2)},
+        r"EarlyStopping monitors 'train_loss', a metric of training.*use monitor='val_loss'",
+    ),
+    "keeps by training": (
+        Classifier,
+        Numbers,
+        {"callbacks": lightning.callbacks.ModelCheckpoint(monitor="train/acc", mode="max")},
+        r"ModelCheckpoint monitors 'train/acc', a metric of training.*use monitor='val_acc'",
+    ),
+    "plateau of training": (
+        OnTraining,
+        Numbers,
+        {},
+        r"ReduceLROnPlateau monitors 'train_loss', a metric of training",
+    ),
+    "plateau of training in a dict": (
+        OnTrainingToo,
+        Numbers,
+        {},
+        r"ReduceLROnPlateau monitors 'train/loss', a metric of training",
+    ),
     "average": (
         OnPlateau,
         Numbers,
@@ -283,6 +362,16 @@ def test_refused_by_name(name: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         samepath.lightning.recipe(module, datamodule(), **{"max_epochs": 1} | more)
     assert "\n" not in str(caught.value)
+
+
+def test_a_metric_of_training_under_a_bare_name_is_not_taken_for_that_of_validation() -> None:
+    """Lightning would go by what training_step() logs under this name."""
+    recipe = samepath.lightning.recipe(
+        Classifier, Numbers(), max_epochs=1, callbacks=lightning.callbacks.EarlyStopping("acc")
+    )
+    assert recipe.evaluate is not None
+    with pytest.raises(UserError, match=r"monitors 'acc', and validation_step\(\) logs 'val_acc'"):
+        recipe.evaluate(recipe.model(), [torch.ones(2, 8), torch.zeros(2, dtype=torch.int64)])
 
 
 def log_metric(module: Any, batch: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from samepath.cli import main
@@ -117,6 +118,54 @@ def monai(folder: Path) -> str:
     return str(folder / "dataset.json")
 
 
+def bundle(folder: Path) -> str:
+    """Its config has its data: two dimensions, made by an expression."""
+    pytest.importorskip("monai")
+    (folder / "lungs" / "configs").mkdir(parents=True)
+    images = "$[{'image': torch.rand(1, 16, 16), 'label': torch.ones(1, 16, 16)} for _ in range(8)]"
+    config = {
+        "imports": ["$import torch"],
+        "network_def": {
+            "_target_": "UNet",
+            "spatial_dims": 2,
+            "in_channels": 1,
+            "out_channels": 1,
+            "channels": [4, 8],
+            "strides": [2],
+        },
+        "network": "@network_def",
+        "loss": {"_target_": "monai.losses.DiceLoss", "sigmoid": True},
+        "optimizer": {"_target_": "torch.optim.Adam", "params": "$@network.parameters()"},
+        "train": {
+            "dataset": {"_target_": "Dataset", "data": images},
+            "dataloader": {
+                "_target_": "DataLoader",
+                "dataset": "@train#dataset",
+                "batch_size": 4,
+                "shuffle": True,
+            },
+            "trainer": {
+                "_target_": "SupervisedTrainer",
+                "max_epochs": 1,
+                "network": "@network",
+                "loss_function": "@loss",
+                "optimizer": "@optimizer",
+            },
+        },
+    }
+    (folder / "lungs" / "configs" / "train.json").write_text(json.dumps(config))
+    return str(folder / "lungs")
+
+
+def bundle_config(folder: Path) -> str:
+    """The same in YAML."""
+    config = Path(bundle(folder)) / "configs" / "train.json"
+    other = config.with_suffix(".yaml")
+    other.write_text(yaml.safe_dump(json.loads(config.read_text())))
+    config.unlink()
+    return str(other)
+
+
 def script(folder: Path) -> str:
     path = Path(__file__).parent / "plain_script.txt"
     (folder / "plain_script.py").write_text(path.read_text())
@@ -135,6 +184,8 @@ CASES: dict[str, tuple[str, Callable[[Path], str]]] = {
     "dicom": ("volumes", dicom),
     "masks": ("volumes", masks),
     "monai": ("monai", monai),
+    "monai bundle": ("monai", bundle),
+    "monai bundle's config": ("monai", bundle_config),
     "script": ("script", script),
 }
 

@@ -117,18 +117,20 @@ def test_averaged_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("model.onnx", None), ("model.pt", "torchscript")], ids=["onnx", "script"]
+    ("name", "kind"),
+    [("model.onnx", None), ("model.pt", "torchscript"), ("model.ts", None)],
+    ids=["onnx", "script", "script by its ending"],
 )
 def test_programs_say_what_the_model_says(
     run: ReopenedRun, name: str, kind: str | None, tmp_path: Path
 ) -> None:
     file, inputs = tmp_path / name, torch.randn(7, 8, generator=torch.Generator().manual_seed(0))
-    if kind is None:
+    if name == "model.onnx":
         onnxruntime = pytest.importorskip("onnxruntime")
     made = export(run.folder.path, file, format=kind)  # type: ignore[arg-type]
     assert made.largest_difference is not None
     assert made.largest_difference < 1e-6
-    if kind is None:
+    if name == "model.onnx":
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
     else:
@@ -151,6 +153,14 @@ def test_the_card_says_how_it_was_trained(run: ReopenedRun, tmp_path: Path) -> N
     page = made.card.read_text()
     assert card["digest"] in page
     assert str(tmp_path) not in page + json.dumps(card), "paths of this machine stay here"
+
+
+def test_the_card_says_what_was_best(tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.py"
+    recipe.write_text(TINY.read_text().replace("epochs=2", "epochs=2, monitor='accuracy:max'"))
+    request = Request(recipe=str(recipe), num_workers=1, out=tmp_path / "run", keep_best=True)
+    made = export(train(request)[1], tmp_path / "w.safetensors", epoch="best")
+    assert "those with the highest validation accuracy" in made.card.read_text()
 
 
 def test_equal_runs_are_equal_files(run: ReopenedRun, tmp_path: Path) -> None:

@@ -157,6 +157,17 @@ def test_predict_of_the_recipe(tmp_path: Path) -> None:
     assert np.array_equal(found["three"], (3.0 * inputs).numpy())
 
 
+def test_forward_answers_where_the_loss_calls_parts_of_the_model(tmp_path: Path) -> None:
+    run = written(
+        tmp_path, answer="2.0 * self.inner(x)", loss="return model.inner(batch[0]).mean()"
+    )
+    opened = reopen(run)
+    model, inputs = opened.model()[0], opened.recipe.train[0]  # type: ignore[index]
+    with torch.no_grad(), limited_threads(1):
+        expected = torch.cat([model(inputs[row : row + 2]) for row in range(0, len(inputs), 2)])
+    assert np.array_equal(predict(run, "train", num_workers=1)["output"], expected.numpy())
+
+
 def test_another_recipe_files_data(tmp_path: Path) -> None:
     run = trained(tmp_path)
     other = tmp_path / "other.py"
@@ -173,11 +184,18 @@ def test_another_recipe_files_data(tmp_path: Path) -> None:
     [
         ({"loss": "return model(2.0 * batch[0]).mean()"}, "makes of a batch.*add predict="),
         ({"loss": "return (model(batch[0]) + model(batch[0])).mean()"}, "2 times"),
-        ({"loss": "return model.inner(batch[0]).mean()"}, "never calls"),
+        (
+            {"loss": "return model.inner(batch['x']).mean()", "data": "[{'x': row} for row in x]"},
+            "never calls",
+        ),
+        (
+            {"loss": "return model.inner(batch[0]).mean()", "answer": "x @ torch.ones(9)"},
+            "never calls.*forward.. does not take the first part of a batch",
+        ),
         ({"answer": "self.inner(x).mean(0)"}, "one row per example"),
         ({"answer": "self.inner(x).mean()"}, "without a tensor"),
     ],
-    ids=["changed inputs", "two calls", "no call", "no rows", "a number"],
+    ids=["changed inputs", "two calls", "no call", "no forward", "no rows", "a number"],
 )
 def test_what_cannot_be_known_is_refused(parts: dict[str, str], says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says):

@@ -88,6 +88,17 @@ DIFFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
         "import itertools\nrecipe = lambda: make(train=Items(itertools.count().__next__))",
         STATE | {"where": "data", "repeatable": True, "found": "; Items.__getitem__ ("},
     ),
+    "a transform that escapes": (
+        """
+class Jitter:
+    def __init__(self): self.calls = iter(range(10 ** 6))  # cannot be set from the seed
+    def __call__(self, row): return row + 1e-3 * next(self.calls)
+class Jittered(Items):
+    def __getitem__(self, i): return self.noise(inputs[i]), labels[i].clone()
+recipe = lambda: make(train=Jittered(Jitter()))
+""",
+        STATE | {"where": "data", "found": "; Jitter.__call__ ("},
+    ),
     "weights that are drawn": (
         """
 def model():

@@ -69,13 +69,16 @@ def recipe(
     train_dataset: Data,
     eval_dataset: Data | None = None,
     data_collator: Callable[[list[Any]], Any] | None = None,
+    compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
     max_workers: int | None = None,
     grain_size: int | None = None,
+    predict: Callable[[nn.Module, Any], Any] | None = None,
 ) -> Recipe:
     """Make a recipe of a model of transformers (or a function that makes one) and the arguments of
     its Trainer: a `TrainingArguments`, or a dict of the same names. The global batch is
     `per_device_train_batch_size * gradient_accumulation_steps`, at every worker count. The loss is
-    the mean over a batch's labels that count (not -100), as the Trainer's."""
+    the mean over a batch's labels that count (not -100), as the Trainer's. `compute_metrics` is
+    given the predictions and labels of all of `eval_dataset`, after every epoch."""
     try:
         import transformers
     except ImportError:
@@ -83,6 +86,8 @@ def recipe(
             "samepath.huggingface needs transformers: pip install 'samepath[huggingface]'"
         ) from None
     given = _arguments(args, transformers.TrainingArguments)
+    if compute_metrics is not None and eval_dataset is None:
+        raise UserError("compute_metrics has nothing to judge; give eval_dataset=, or leave it out")
     models = Models(model, _refuse_model)
     probe = models.make()
     collate = _Collate(
@@ -116,6 +121,9 @@ def recipe(
         valid=eval_dataset,
         collate=collate,
         loss=_loss,
+        evaluate=None if compute_metrics is None else _evaluate,
+        evaluate_all=None if compute_metrics is None else _Judge(compute_metrics),
+        predict=predict,
         weight=_weight(probe, collate([train_dataset[0]])),  # type: ignore[index]
         optimizer=optimizer,
         schedule=schedule,
@@ -190,6 +198,34 @@ def _loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         )
     found: Tensor = loss
     return found
+
+
+def _evaluate(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The loss, and what compute_metrics is to be given of a grain, as the Trainer takes it."""
+    outputs, config = model(**batch), getattr(model, "config", None)
+    left_out = {"loss", *(getattr(config, "keys_to_ignore_at_inference", None) or ())}
+    predictions = tuple(value for name, value in outputs.items() if name not in left_out)
+    return {
+        "loss": outputs["loss"],
+        "outputs": predictions[0] if len(predictions) == 1 else predictions,
+        "targets": batch["labels"],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judge:
+    """Calls compute_metrics as the Trainer does, with numpy arrays."""
+
+    compute_metrics: Callable[[Any], Mapping[str, float]]
+
+    def __call__(self, outputs: Any, targets: Tensor) -> dict[str, float]:
+        from transformers import EvalPrediction
+
+        several = isinstance(outputs, tuple)
+        arrays = tuple(each.cpu().numpy() for each in (outputs if several else (outputs,)))
+        given = EvalPrediction(arrays if several else arrays[0], targets.cpu().numpy())
+        found = self.compute_metrics(given)
+        return {name.removeprefix("eval_"): value for name, value in found.items()}
 
 
 def _weight(model: nn.Module, batch: Mapping[str, Any]) -> Callable[[Any], float] | None:

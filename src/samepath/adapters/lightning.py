@@ -8,7 +8,7 @@ no counterpart. Neither library is imported: classes are known by name, so both 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -87,12 +87,15 @@ def recipe(
     val_dataloaders: Any = None,
     max_workers: int | None = None,
     grain_size: int | None = None,
+    predict: Callable[[nn.Module, Any], Any] | None = None,
     **trainer: Any,
 ) -> Recipe:
     """Make a recipe of a LightningModule (or a function that makes one: then `--seed` decides its
     first weights too) and a LightningDataModule or loaders, as `trainer.fit` takes them.
     `trainer` are the arguments that `Trainer` was given: max_epochs, accumulate_grad_batches,
-    gradient_clip_val, precision, callbacks; those about logs and displays change nothing."""
+    gradient_clip_val, precision, callbacks; those about logs and displays change nothing.
+    `predict(model, batch)` is the recipe's; without one the module's predict_step() is, where it
+    has one."""
     refuse_arguments(trainer, _USED | _WITHOUT_EFFECT, _HINTS, "samepath.lightning.recipe()")
     epochs = trainer.get("max_epochs")
     if not isinstance(epochs, int) or epochs < 1:
@@ -127,12 +130,15 @@ def recipe(
     steps = count_steps(num_examples, batch_size, drop_last=parts.drop_last)
     place.steps_per_epoch = probe.trainer.steps_per_epoch = steps
     configured = _configured(probe)
+    place.monitored = frozenset(callbacks.monitored | configured.monitored)
     if callbacks.average is not None and isinstance(configured.scheduler, ReduceLROnPlateau):
         raise UserError(
             "ReduceLROnPlateau with a callback that averages weights: Lightning looks at the "
             "validation loss of the averaged weights, samepath at that of the trained ones; use "
             "another schedule"
         )
+    if predict is None and _overrides(probe, "predict_step"):
+        predict = _predict
     optimizers = _Optimizers(models)
     between = _Between(probe, callbacks.average, has_valid=held_out is not None)
     return Recipe(
@@ -143,6 +149,7 @@ def recipe(
         sampler=sampler,
         loss=_loss,
         evaluate=None if held_out is None else _evaluate,
+        predict=predict,
         patience=callbacks.patience,
         monitor=callbacks.monitor,
         keep_best=callbacks.keep_best,
@@ -173,6 +180,8 @@ class _Place:
     max_epochs: int
     steps_per_epoch: int | None = None
     logged: dict[str, Any] = field(default_factory=dict)
+    monitored: frozenset[str] = frozenset()
+    """What callbacks and the schedule go by, as the module logs it."""
     now: tuple[int, int] | None = None
     """The epoch and the number of steps, between steps; steps themselves do not know them."""
 
@@ -238,6 +247,10 @@ class _Attached:
             "goes into the run's metrics"
         )
 
+    def __dir__(self) -> list[str]:
+        """What every use of the module may ask of it: TorchScript's tracing asks for all of it."""
+        return [name for name in super().__dir__() if name not in vars(_Attached)]
+
     def log(
         self,
         name: str,
@@ -260,7 +273,20 @@ class _Attached:
                 f"self.log({name!r}, reduce_fx={reduce_fx!r}): values are averaged over the "
                 "examples; leave reduce_fx out"
             )
-        self._place.logged[_short(name)] = value.detach() if isinstance(value, Tensor) else value
+        self._place.logged[name] = value.detach() if isinstance(value, Tensor) else value
+
+
+def _refuse_monitor(who: str, name: str) -> None:
+    """Raise for a metric of training: a run goes by those of validation."""
+    if name.startswith(("train_", "train/")):
+        raise UserError(
+            f"{who} monitors {name!r}, a metric of training, and a run goes by one of validation; "
+            f"use monitor='val_{_short(name)}', or leave it out"
+        )
+
+
+def _shortened(logged: Mapping[str, Any]) -> dict[str, Any]:
+    return {_short(name): value for name, value in logged.items()}
 
 
 def _short(name: str) -> str:
@@ -303,7 +329,7 @@ def _attached(module: Any, place: _Place) -> nn.Module:
             "its loop with samepath.start() and prepare(), or set automatic_optimization"
         )
     _refuse_hooks(module, "LightningModule", _MODULE_HOOKS)
-    own = _Place(place.max_epochs, place.steps_per_epoch)
+    own = _Place(place.max_epochs, place.steps_per_epoch, monitored=place.monitored)
     for part in module.modules():
         if _is(part, "LightningModule", *_LIBRARIES):
             kind = type(part)
@@ -317,7 +343,8 @@ def _attached(module: Any, place: _Place) -> nn.Module:
 
 def _loss(model: Any, batch: Any) -> Any:
     """The loss of training_step(), and what else it logs."""
-    logged, found = _call(model, "training_step", batch)
+    whole, found = _call(model, "training_step", batch)
+    logged = _shortened(whole)
     if isinstance(found, Mapping):
         found = found.get("loss")
     if found is None:
@@ -327,7 +354,16 @@ def _loss(model: Any, batch: Any) -> Any:
 
 
 def _evaluate(model: Any, batch: Any) -> dict[str, Tensor]:
-    logged, found = _call(model, "validation_step", batch)
+    model = model.module if isinstance(model, AveragedModel) else model
+    whole, found = _call(model, "validation_step", batch)
+    logged = _shortened(whole)
+    for name in sorted(model._place.monitored - whole.keys()):
+        if _short(name) in logged:
+            others = ", ".join(repr(n) for n in whole if _short(n) == _short(name))
+            raise UserError(
+                f"a callback or schedule monitors {name!r}, and validation_step() logs {others}; "
+                "monitor that"
+            )
     if isinstance(found, Mapping):
         found = found.get("loss")
     if "loss" not in logged and found is not None:
@@ -340,9 +376,12 @@ def _evaluate(model: Any, batch: Any) -> dict[str, Tensor]:
     return logged
 
 
+def _predict(model: Any, batch: Any) -> Any:
+    return _call(model, "predict_step", batch)[1]
+
+
 def _call(model: Any, step: str, batch: Any) -> tuple[dict[str, Any], Any]:
     """What one of the module's steps logs and returns."""
-    model = model.module if isinstance(model, AveragedModel) else model
     function = getattr(model, step)
     batch = model.on_before_batch_transfer(batch, 0)
     batch = model.on_after_batch_transfer(batch, 0)
@@ -359,6 +398,7 @@ class _Configured:
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
     every: Any
+    monitored: frozenset[str] = frozenset()
 
 
 class _Optimizers:
@@ -395,12 +435,14 @@ def _configured(module: Any) -> _Configured:
     """One optimizer and at most one schedule, from any form that Lightning takes."""
     found = module.configure_optimizers()
     schedulers: list[Any] = []
+    beside = None  # a monitor may stand beside the schedule
     if isinstance(found, (list, tuple)) and len(found) == 2 and isinstance(found[0], list | tuple):
         optimizers, schedulers = list(found[0]), list(found[1])
     else:
         optimizers = _as_list(found)
     if optimizers and all(isinstance(one, Mapping) for one in optimizers):
         schedulers = [one["lr_scheduler"] for one in optimizers if "lr_scheduler" in one]
+        beside = optimizers[0].get("monitor")
         optimizers = [one["optimizer"] for one in optimizers]
     for what, several in (("optimizers", optimizers), ("schedulers", schedulers)):
         if len(several) > 1 or (what == "optimizers" and not several):
@@ -416,13 +458,18 @@ def _configured(module: Any) -> _Configured:
             f"the lr_scheduler's frequency is {settings['frequency']}; use 1, with a scheduler "
             "that counts its steps itself"
         )
-    scheduler, monitor = settings["scheduler"], settings.get("monitor")
-    if isinstance(scheduler, ReduceLROnPlateau) and _short(monitor or "val_loss") != "loss":
-        raise UserError(
-            f"ReduceLROnPlateau monitors {monitor!r}; it can be given the validation loss: "
-            "monitor='val_loss'"
-        )
-    return _Configured(optimizers[0], scheduler, settings.get("interval", "epoch"))
+    scheduler, monitored = settings["scheduler"], frozenset[str]()
+    if isinstance(scheduler, ReduceLROnPlateau):
+        monitor = settings.get("monitor") or beside or "val_loss"
+        _refuse_monitor("ReduceLROnPlateau", monitor)
+        if _short(monitor) != "loss":
+            raise UserError(
+                f"ReduceLROnPlateau monitors {monitor!r}; it can be given the validation loss: "
+                "monitor='val_loss'"
+            )
+        monitored = frozenset({monitor})
+    every = settings.get("interval", "epoch")
+    return _Configured(optimizers[0], scheduler, every, monitored)
 
 
 # ---- data
@@ -482,6 +529,7 @@ class _Callbacks:
     monitor: str = "loss"
     keep_best: bool = False
     average: Any = None
+    monitored: set[str] = field(default_factory=set)
 
 
 def _understood(callbacks: list[Any]) -> _Callbacks:
@@ -489,6 +537,8 @@ def _understood(callbacks: list[Any]) -> _Callbacks:
     for callback in callbacks:
         kinds = {kind.__name__ for kind in type(callback).__mro__}
         if kinds & {"EarlyStopping", "ModelCheckpoint"} and callback.monitor is not None:
+            _refuse_monitor(type(callback).__name__, callback.monitor)
+            found.monitored.add(callback.monitor)
             monitors.add(_short(callback.monitor) + (":max" if callback.mode == "max" else ""))
         if "EarlyStopping" in kinds:
             for name in ("min_delta", "stopping_threshold", "divergence_threshold"):
@@ -539,7 +589,7 @@ class _Between:
         for hook in self._hooks:
             getattr(run.model, hook)()
         place.now = None
-        run.metrics.update(place.take_logged())
+        run.metrics.update(_shortened(place.take_logged()))
         if self._average is None:
             return
         if self._has_valid:  # before this epoch's update, as Lightning

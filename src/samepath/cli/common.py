@@ -228,7 +228,7 @@ epoch_option = click.option(
     "--epoch",
     metavar="E",
     callback=parsed_by(parse_epoch),
-    help="Weights kept after E epochs, or best: at the lowest validation loss.  [newest]",
+    help="Weights kept after E epochs, or best: by the run's --monitor.  [newest]",
 )
 
 extra_option = click.option(

@@ -33,8 +33,8 @@ def init(
     """Write a recipe that runs, with comments, for DATA: what you have.
 
     Pictures in folders, a CSV table, NumPy arrays, NIfTI or DICOM volumes, a Hugging Face data set,
-    a MONAI data list, or an existing training script (which is read, never run). Without DATA it
-    asks.
+    a MONAI bundle or data list, or an existing training script (which is read, never run). Without
+    DATA it asks.
 
     \b
     Examples:

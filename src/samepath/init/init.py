@@ -25,7 +25,7 @@ KINDS = {
     "numpy": "NumPy arrays: an .npz or .npy file",
     "volumes": "NIfTI or DICOM volumes: in folders, one per class, or images/ and labels/ (masks)",
     "huggingface": "a Hugging Face data set of texts and labels: its name, or a folder",
-    "monai": "a MONAI data list: dataset.json",
+    "monai": "a MONAI bundle (a folder with configs/train.json), or a data list: dataset.json",
     "script": "an existing training script: a Python file, which is read and never run",
 }
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -104,10 +104,13 @@ def _filled(template: str, words: Words) -> str:
 def guess_kind(data: str) -> str:
     """What is at a path, by its name or by what is in it."""
     path = Path(data)
-    endings = {".csv": "csv", ".npz": "numpy", ".npy": "numpy", ".py": "script", ".json": "monai"}
+    endings = {".csv": "csv", ".npz": "numpy", ".npy": "numpy", ".py": "script"}
+    endings |= {".json": "monai", ".yaml": "monai", ".yml": "monai"}
     if path.suffix in endings:
         return endings[path.suffix]
     if path.is_dir():
+        if _bundle_config(path) is not None:
+            return "monai"
         if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             return "huggingface"
         for file in _files(path):
@@ -168,7 +171,41 @@ def _volumes(path: Path, target: str | None) -> tuple[str, Words, str]:
     return "volumes", {"CLASSES": classes, "LOSS": "classes"}, f"{len(classes)} classes"
 
 
+def _bundle_config(path: Path) -> Path | None:
+    """The training config of a MONAI bundle's folder."""
+    files = [path / "configs" / f"train.{ending}" for ending in ("json", "yaml", "yml")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _bundle(config: Path) -> tuple[str, Words, str]:
+    """A bundle's training config, read and not run."""
+    import yaml
+
+    try:
+        read = (json.loads if config.suffix == ".json" else yaml.safe_load)(config.read_text())
+        trainer = read["train"]["trainer"]["_target_"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{config} is no training config of a MONAI bundle ({brief(error)}); give one that has "
+            "train#trainer"
+        ) from None
+    parts = {name: read.get(f"{name}_def", read.get(name)) for name in ("network", "loss")}
+    kinds = [part["_target_"] for part in parts.values() if isinstance(part, dict)]
+    kinds = [str(kind).rpartition(".")[2] for kind in (trainer, *kinds)]
+    return "monai_bundle", {}, f"a bundle: {', '.join(kinds)}"
+
+
 def _monai(path: Path, target: str | None) -> tuple[str, Words, str]:
+    if path.is_dir():
+        config = _bundle_config(path)
+        if config is None:
+            raise UserError(
+                f"{path} is no MONAI bundle: it has no configs/train.json or .yaml; give a "
+                "bundle's folder, its training config, or a data list (dataset.json)"
+            )
+        return _bundle(config)
+    if path.suffix != ".json" or path.parent.name == "configs":
+        return _bundle(path)
     try:
         items = json.loads(path.read_text())["training"]
         known = all(isinstance(item[name], str) for item in items for name in ("image", "label"))

@@ -22,6 +22,7 @@ from samepath.engine.state.checkpoint import (
 )
 from samepath.engine.state.reopen import ReopenedRun
 from samepath.engine.state.state import State, digest
+from samepath.recipe import parse_monitor
 from samepath.version import __version__
 
 _SETTINGS = (
@@ -51,6 +52,7 @@ def card_of(
         "run_id": run.record.get("id"),
         "status": run.record["status"],
         "weights": "last" if epoch is None else epoch,
+        "best_by": config.get("monitor", "loss"),
         "epochs": epochs,
         "steps": _steps(run, epoch, epochs),
         "metrics": _metrics(run, epochs),
@@ -105,7 +107,9 @@ def as_markdown(card: dict[str, Any]) -> str:
     """The card as a page for people."""
     data, model = card["data"], card["model"]
     sets = ", ".join(f"{number:,} for {name}" for name, number in data["examples"].items())
-    which = {"last": "the last", "best": "those with the lowest validation loss"}
+    metric, highest = parse_monitor(card["best_by"])
+    best = f"those with the {'highest' if highest else 'lowest'} validation {metric}"
+    which = {"last": "the last", "best": best}
     chosen = card["weights"]
     of_epoch = (
         f"those after {chosen} epochs" if isinstance(chosen, int) else f"extra state {chosen}"

@@ -43,6 +43,7 @@ _BY_ENDING: dict[str, Format] = {
     ".pt": "state_dict",
     ".pth": "state_dict",
     ".onnx": "onnx",
+    ".ts": "torchscript",
 }
 TOLERANCE = 1e-3
 """Relative to the largest output: a program that differs by more is not the run's model."""
@@ -123,8 +124,8 @@ def _format_of(path: Path, asked: Format | None) -> Format:
     kind = asked or _BY_ENDING.get(path.suffix)
     if kind is None:
         raise UserError(
-            f"--to {path}: what kind of file is it? End it in .safetensors, .pt or .onnx, or add "
-            f"--format ({', '.join(FORMATS)})"
+            f"--to {path}: what kind of file is it? End it in .safetensors, .pt, .onnx or "
+            f".ts, or add --format ({', '.join(FORMATS)})"
         )
     fits = {"torchscript": (".pt", ".pth", ".ts"), "state_dict": (".pt", ".pth", ".bin")}
     endings = fits.get(kind, (f".{kind}",))

@@ -2,13 +2,15 @@
 
 In: a recipe, its model, a batch. Out: the arguments that the model was given (what an exported
 model takes), and, where they are parts of the batch as they are, the same call on another batch.
+Where a loss calls parts of the model and never the model itself, what the recipe's `predict` calls
+counts, else the model's forward with the first part of a batch.
 Guaranteed: a loss that changes its inputs first, or calls the model several times, is refused by
 name: what such a model is to be asked is for the recipe's `predict` to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from samepath.data import seed_everything
 from samepath.engine.checks.replicas import LeftAlone
 from samepath.errors import UserError
+from samepath.files import brief
 from samepath.keys import key
 from samepath.recipe import Recipe
 
@@ -52,6 +55,35 @@ class ModelInputs:
 def watch_calls(recipe: Recipe, model: nn.Module, batch: Any) -> list[ModelInputs]:
     """Run the recipe's loss on a batch; every call of the model within it. The model is as it was
     afterwards."""
+    calls = _calls_in(recipe.loss, recipe, model, batch)
+    if not calls and recipe.predict is not None:
+        calls = _calls_in(recipe.predict, recipe, model, batch)
+    if not calls:
+        calls = _forward_calls(recipe, model, batch)
+    return calls
+
+
+def _forward_calls(recipe: Recipe, model: nn.Module, batch: Any) -> list[ModelInputs]:
+    """The call of the model with the first part of a batch, where it takes that."""
+    never = (
+        f"the loss of the recipe {recipe.origin.name!r} never calls model(...), so it does not "
+        "show what the model takes"
+    )
+    first = batch[0] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(first, Tensor):
+        raise UserError(f"{never}; call the model as model(inputs), or {_ADD}")
+    try:
+        return _calls_in(lambda model, _: model(first), recipe, model, batch)
+    except Exception as error:  # a person's forward, which may want anything
+        raise UserError(
+            f"{never}, and its forward() does not take the first part of a batch "
+            f"({brief(error) or type(error).__name__}); call the model as model(inputs), or {_ADD}"
+        ) from error
+
+
+def _calls_in(
+    function: Callable[[nn.Module, Any], Any], recipe: Recipe, model: nn.Module, batch: Any
+) -> list[ModelInputs]:
     calls: list[ModelInputs] = []
 
     def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -63,15 +95,10 @@ def watch_calls(recipe: Recipe, model: nn.Module, batch: Any) -> list[ModelInput
     try:
         seed_everything(key("watch"))
         with torch.no_grad(), forward_context(recipe, device):
-            recipe.loss(model, batch)
+            function(model, batch)
     finally:
         handle.remove()
         before.put_back()
-    if not calls:
-        raise UserError(
-            f"the loss of the recipe {recipe.origin.name!r} never calls model(...), so it does not "
-            f"show what the model takes; call the model as model(inputs), or, to predict, {_ADD}"
-        )
     return calls
 
 

@@ -60,7 +60,7 @@ KEEP = 2
 _BEFORE = ".before"
 """Ends the name of what has just been replaced."""
 BEST: Literal["best"] = "best"
-"""Instead of a number of epochs: those with the lowest validation loss."""
+"""Instead of a number of epochs: the best, by the recipe's `monitor`."""
 Epoch = int | Literal["best"]
 _NOTHING, _DAMAGED = -1, -2
 

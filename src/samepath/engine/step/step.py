@@ -83,6 +83,19 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=2)
 
 
+def _of_some_grains(losses: Sequence[float]) -> str:
+    """What to say of a batch in which some grains have no loss (0 / 0) and others have one."""
+    none = sum(map(math.isnan, losses))
+    if not 0 < none < len(losses) or any(map(math.isinf, losses)):
+        return ""
+    return (
+        f". {none} of its {len(losses)} grains, which are computed one at a time, have a loss of "
+        "nan, the others have not: where a grain has no label that counts (ignore_index), give "
+        "weight= (docs/bring/class-weights.md); where examples must meet (AUC, ranking), give "
+        "encode= and batch_loss= (docs/bring/contrastive.md)"
+    )
+
+
 class Stepper:
     """A model in training, and how one step of it is taken."""
 
@@ -362,7 +375,7 @@ class Stepper:
             pending.gradients.wait()  # hides the wait for the facts
         facts = pending.know()
         if not math.isfinite(facts.loss):
-            raise self._diverged(pending, "loss", facts.loss)
+            raise self._diverged(pending, "loss", facts.loss, _of_some_grains(facts.grain_losses))
         self._compare(pending)
         if pending.weight and not any(facts.used):
             raise UserError(
@@ -452,13 +465,13 @@ class Stepper:
                 after_batch(self.model, pending.rows)
         pending.rows = None
 
-    def _diverged(self, pending: PendingBatch, what: str, value: float) -> Diverged:
+    def _diverged(self, pending: PendingBatch, what: str, value: float, hint: str = "") -> Diverged:
         """End what is still being added of a batch, which may be computed again."""
         if pending.division is not None and not pending.buffers_merged:
             self._buffers.finish(pending.know().buffers, keep=False)
             pending.buffers_merged = True
         self._replicas.put_back()
-        return Diverged(pending.step, what, value)
+        return Diverged(pending.step, what, value, hint)
 
     def _second_opinion(
         self, given: WorkerBatch, first: PendingBatch, choice: Choice, *, stop: bool
@@ -532,7 +545,17 @@ class Stepper:
         sizes = [len(batch.grain(number)) for number in range(min(GRAINS, batch.num_grains))]
         grains, weigh = self._load_early(batch, loader, len(sizes)), self.settings.weight
         weights = None if weigh is None else [float(weigh(grain)) for grain in grains]
-        refuse_not_a_mean(self.loss, self.model, grains, weights, sizes, self.forward_context)
+        why = refuse_not_a_mean(
+            *(self.loss, self.model, grains, weights, sizes), self.forward_context
+        )
+        if why is not None and self.collective.worker == 0:
+            self.warn(
+                f"whether the loss is a mean over examples could not be told ({why}), and the mean "
+                "of its grains' losses is trained on. If examples meet in it (contrastive, "
+                "ranking, Dice over the batch), give encode= and batch_loss= in place of loss= "
+                "(docs/bring/contrastive.md); if not, --i-know (i_know=True in the recipe or "
+                "prepare()) leaves this out"
+            )
 
     def _load_early(self, batch: Batch, loader: GrainLoader, count: int) -> list[Any]:
         """Load and augment the first grains of a batch before their turn."""
