@@ -234,7 +234,8 @@ def test_full_and_read_only_under_way(
     assert going.end() == 0, going.text
     assert_same(run, undisturbed)
     place = re.escape(str(disk.place / "run"))
-    pattern = rf"""samepath: step 11 could not be saved in {place} \(No space left on device\); the newest checkpoint is of step 10; it is tried again when the next one is due
+    pattern = rf"""samepath: training .+ on 1 worker, into {place}
+samepath: step 11 could not be saved in {place} \(No space left on device\); the newest checkpoint is of step 10; it is tried again when the next one is due
 (samepath: metrics.jsonl cannot be written \(No space left on device\); its lines wait in memory
 samepath: the weights of .+ cannot be written \(No space left on device\); they wait in memory
 |samepath: the weights of .+ cannot be written \(No space left on device\); they wait in memory

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import samepath
+from commands import error_line, samepath
 
 from samepath.console import Watcher
 from samepath.engine.state.run_folder import RunFolder
@@ -81,8 +81,7 @@ def test_nothing_answers(engine: str, tmp_path: Path) -> None:
     began = time.monotonic()
     command = ("study", RECIPE, "--batch-sizes", "10", "--out", tmp_path / "study")
     said = samepath(*command, "--on", engine + address, code=2)
-    assert f"nothing answers at {address} (Connection refused)" in said
-    assert len(said.splitlines()) == 1
+    assert f"nothing answers at {address} (Connection refused)" in error_line(said)
     assert time.monotonic() - began < 20
     assert not any(tmp_path.iterdir())
 

@@ -44,7 +44,7 @@ LAUNCHERS = ("torchrun", "mpirun", "srun", "sbatch")
 EXTRAS = (
     *("tensorboard", "wandb", "mlflow-skinny", "trackio", "SimpleITK", "pydicom", "highdicom"),
     *("pyarrow", "onnx", "onnxscript", "onnxruntime", "monai", "nibabel", "lightning"),
-    *("transformers", "distributed", "dask-jobqueue", "ray", "torchvision"),
+    *("transformers", "accelerate", "distributed", "dask-jobqueue", "ray", "torchvision"),
 )
 """Packages that parts of samepath need, and torchvision, which some of them bring."""
 _VARIABLES = (

@@ -139,7 +139,7 @@ def test_what_cannot_be_told_is_said_and_silenced() -> None:
 
     for loss in (permuted, of_few, by_numpy, own_noise):
         (said,) = warnings_of(loss)
-        assert "it is random, and its random numbers belong to no example" in said
+        assert "it changes from call to call, by more than random numbers" in said
         assert "give encode= and batch_loss=" in said
         assert "i_know=True" in said
         assert warnings_of(loss, i_know=True) == []

@@ -257,6 +257,7 @@ def test_every_step_comes_back(make: Make, parts: int, tmp_path: Path, session: 
         (convolutions, torch.optim.SGD, 0),  # a gradient as large as the state
     ],
 )
+@pytest.mark.filterwarnings("ignore:whether the loss is a mean")  # of Extra, which counts its calls
 def test_from_there_on_it_is_the_same_run(
     make: Make, optimizer: Any, changes: int, tmp_path: Path, session: Session, memory: Path
 ) -> None:

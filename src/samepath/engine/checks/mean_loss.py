@@ -202,6 +202,10 @@ class _Counted(TorchFunctionMode):
         return found
 
 
+class _NotOneNumber(Exception):
+    """A loss is no tensor with one number."""
+
+
 @dataclass(frozen=True)
 class _Look:
     """How a loss is looked at."""
@@ -220,7 +224,7 @@ class _Look:
             found = self.loss(model, settled(data))
         found = found[0] if isinstance(found, tuple) else found
         if not isinstance(found, Tensor) or found.numel() != 1:
-            raise ValueError("the loss is not one number")
+            raise _NotOneNumber
         return found.detach()
 
 
@@ -274,6 +278,8 @@ def _look_at_two(
         if not torch.equal(first.nan_to_num(), again.nan_to_num()):
             return _look_at_chance(look, own, (*two, *both), weights, sizes)
         return _judged(look, own, (first, second, together, value(both[1])), weights)
+    except _NotOneNumber:  # which the step refuses
+        return None
     except Exception as error:  # the step that meets it can say where, and on which worker
         return f"on a copy of the model it raises {type(error).__name__}: {brief(error)}"
 
@@ -311,7 +317,7 @@ def _look_at_chance(
     return _RANDOM if found is not None and not found.is_mean and draws.outside else found
 
 
-_RANDOM = "it is random, and its random numbers belong to no example"
+_RANDOM = "it changes from call to call, by more than random numbers that belong to examples"
 
 
 def _judged(
