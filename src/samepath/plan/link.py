@@ -27,9 +27,10 @@ ROUND_BYTES = 32 << 10
 """Where it is not known, what a link carries in a latency."""
 WHOLE_BYTES = 512 << 10
 """A larger bucket does not go whole on any link: it would be copied for every worker."""
-SLOWER = 1 / 16
-"""Of the time of the bytes: what an exchange of large messages takes longer than a sum on gloo
-(two workers at 1 Gbit/s are as fast either way at some 200 KiB: `benchmarks/exchanges.py`)."""
+SLOWER = 1 / 64
+"""Of the time of the bytes: what an exchange of large messages takes longer than a sum on gloo.
+Measured on a quiet machine: at 1/64 a step of digits between two workers at 1 Gbit/s is a tenth
+quicker than at 1/16 (`benchmarks/engine.py --only link --jobs digits`)."""
 
 
 @dataclass(frozen=True)
