@@ -52,7 +52,8 @@ SMALL = "small grains are small kernels: a plain loop in the same grains loses a
 ASKED: dict[str, tuple[dict[str, float], str]] = {
     "over 1 Gbit/s against DDP": (
         {"nodules": 1.3, "nodules8": 1.3, "nodules16": 1.5, "digits": 1.0, "resnet18": 1.05},
-        "no dense layer is large enough for factors, so that as many bytes travel as DDP's",
+        "nodules: small grains are small kernels; ResNet-18: no dense layer is large enough for "
+        "factors, so that as many bytes travel as DDP's",
     ),
     "2 workers against DDP": (
         {"nodules": 1.05, "nodules8": 1.05, "nodules16": 1.1, "digits": 1.05, "resnet18": 1.0},
