@@ -39,11 +39,11 @@ def words(
     *layers: nn.Module, step_seconds: float | None = None, num_steps: int = 2, **settings: Any
 ) -> str:
     """What is said after steps with 8 grains of a batch on one worker."""
-    settings = {"max_workers": 8} | settings
+    asked: dict[str, Any] = {"max_workers": 8, "loss": loss, "batch_size": BATCH} | settings
     with start(seed=7) as session:
         model = nn.Sequential(nn.Linear(6, 6), *layers)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        trainer = session.prepare(model, optimizer, loss, batch_size=BATCH, **settings)
+        trainer = session.prepare(model, optimizer, **asked)
         looks, taken = FewerWorkers(trainer), []
         for share in list(trainer.batches(INPUTS, 0))[:num_steps]:
             began = time.perf_counter()
@@ -73,6 +73,26 @@ def test_says_what_grains_cost_beyond_their_examples() -> None:
 )
 def test_says_nothing(how: dict[str, Any]) -> None:
     assert words(**how) == ""
+
+
+@pytest.mark.filterwarnings("ignore:whether the loss is a mean")
+def test_a_loss_that_counts_its_calls_is_not_called_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def counts(model: nn.Module, batch: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return loss(model, batch) * (1 + 1 / calls)
+
+    def after_steps() -> int:
+        nonlocal calls
+        calls = 0
+        assert words(loss=counts) == ""
+        return calls
+
+    with_it = after_steps()
+    monkeypatch.setattr(FewerWorkers, "_gain", lambda *_: 0.0)
+    assert with_it == after_steps()
 
 
 def test_says_nothing_where_another_grain_is_another_model() -> None:

@@ -2,8 +2,8 @@
 
 In: a trainer, the times of its first steps, a grain as it was trained on. Out: the part of a step
 that larger grains would save. Guaranteed: the path is as it was (what is timed is a copy of the
-model, and random state is put back); it takes less than a second, on one worker; nothing is said
-where that cannot be told.
+model, random state is put back, and a loss that changes from call to call is not called); it takes
+less than a second, on one worker; nothing is said where that cannot be told.
 
 Two sizes are timed, the grain and half of it: their difference is what examples take, the rest
 what each grain takes, which larger grains would pay less often. No larger grain than the run's own
@@ -136,11 +136,12 @@ class FewerWorkers:
 
 def _is_simple(trainer: Trainer) -> bool:
     """Whether a grain's loss can be computed by itself, and another grain size leaves what it
-    computes as it is."""
+    computes as it is. (A loss that counts its calls, say, would go another way for being timed.)"""
     settings, model = trainer.settings, trainer.model
     compiled = settings.compile or any(m._compiled_call_impl is not None for m in model.modules())
     return (
         settings.exact
+        and trainer.loss_repeats
         and not compiled
         and not hasattr(model, "_orig_mod")
         and not isinstance(trainer.loss, WholeBatchLoss)

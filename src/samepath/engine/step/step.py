@@ -163,6 +163,8 @@ class Stepper:
         settle_compiler()  # the model may be compiled too
         self._is_first = True
         """This process has computed no step yet."""
+        self.loss_repeats = False
+        """The loss was seen to be the same when it is called again, on a copy of the model."""
         if settings.compare_workers:
             refuse_other_start(collective, model, optimizer, settings.shaping(), self._may_differ)
         self.compare_extra("before the first step")
@@ -548,6 +550,7 @@ class Stepper:
         why = refuse_not_a_mean(
             *(self.loss, self.model, grains, weights, sizes), self.forward_context
         )
+        self.loss_repeats = why is None
         if why is not None and self.collective.worker == 0:
             self.warn(
                 f"whether the loss is a mean over examples could not be told ({why}), and the mean "
