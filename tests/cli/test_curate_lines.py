@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from samepath.cli.curate import _noise_lines
+from samepath.report.curation import noise_words
 
 
 def noise(**facts: Any) -> dict[str, Any]:
@@ -34,3 +35,6 @@ def test_labels_are_called_clean_where_the_judge_agrees(facts: dict[str, Any], s
     (line,) = _noise_lines(noise(**facts), 1437)
     assert said in line
     assert ("clean" in line) == (said == "the labels look clean")
+    shown = noise_words(noise(**facts), 1437)  # the report says the same
+    assert said[1:] in shown
+    assert ("clean" in shown) == ("clean" in line)

@@ -13,9 +13,6 @@ from samepath.cli import common
 from samepath.console import LiveWatcher, print_report, print_table
 from samepath.errors import UserError
 
-_FEW_CONTRADICTED = 0.01
-"""Labels are called clean only where the judge surely contradicts a smaller share of them."""
-
 
 class CurateGroup(click.Group):
     """A command that is also a group: `curate RECIPE ...`, and `curate compare ...`.
@@ -188,16 +185,11 @@ def _noise_lines(noise: dict[str, Any] | None, number: int) -> list[str]:
     """How many labels are wrong, in words."""
     if noise is None:
         return []
+    from samepath.curation.label_noise import none_seen
+
     low, high = 100 * noise["rate_low"], 100 * noise["rate_high"]
     words = f"{100 * noise['rate']:.1f}% of the labels are wrong ({low:.1f} to {high:.1f}%)"
-    if noise["rate_high"] * number < 1:
-        contradicted = noise["num_contradicted"]
-        words = "the labels look clean"
-        if contradicted > _FEW_CONTRADICTED * number:
-            words = (
-                f"no wrong ones can be told from the judge's own errors (it contradicts "
-                f"{contradicted:,} of {number:,} labels: look at the most doubtful ones)"
-            )
+    words = none_seen(noise, number) or words
     lines = [f"labels: {words}, judged by {noise['judge']}; {noise['num_taken']:,} are taken"]
     pairs = [
         f"{c['right']} as {c['written']} {c['number']:.0f} ({c['low']:.0f} to {c['high']:.0f})"

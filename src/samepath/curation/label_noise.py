@@ -25,7 +25,7 @@ to that is taken which has the highest likelihood, less what its numbers cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -461,3 +461,25 @@ def _fit(logs: Floats, labels: Ints, near: _Fitted, most_steps: int) -> _Fitted:
     )
     counts, own = loss(found.x)[2:]
     return replace(near, values=values_of(found.x), counts=counts, loss=own)
+
+
+# ---- in words
+
+FEW_CONTRADICTED = 0.01
+"""Of all labels: a judge that surely contradicts more of them does not call them clean."""
+
+
+def none_seen(noise: Mapping[str, Any], number: int) -> str | None:
+    """What to say of `label_noise` in curation.json where less than one wrong label is expected;
+    None elsewhere."""
+    if noise["rate_high"] * number >= 1:
+        return None
+    contradicted = noise.get("num_contradicted")
+    if contradicted is None:  # of an older judge
+        return "no wrong labels are seen"
+    if contradicted <= FEW_CONTRADICTED * number:
+        return "the labels look clean"
+    return (
+        f"no wrong ones can be told from the judge's own errors (it contradicts {contradicted:,} "
+        f"of {number:,} labels: look at the most doubtful ones)"
+    )

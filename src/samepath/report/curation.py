@@ -25,6 +25,7 @@ from samepath.curation.cluster import k_distances
 from samepath.curation.colours import LIGHT, class_colours
 from samepath.curation.compare import FILTERED, FULL, RANDOM, ComparedRun, Comparison, to_json
 from samepath.curation.folder import read_arrays
+from samepath.curation.label_noise import none_seen
 from samepath.curation.reasons import REASONS
 from samepath.data.keep_list import KeepList, read_keep_list
 from samepath.errors import UserError
@@ -203,8 +204,8 @@ def noise_words(noise: dict[str, Any], number: int) -> str:
         f"An estimated {100 * noise['rate']:.1f}% of the labels are wrong ({low:.1f} to "
         f"{high:.1f}%)."
     )
-    if noise["rate_high"] * number < 1:
-        words = "No wrong labels are seen: fewer than one is expected."
+    if (none := none_seen(noise, number)) is not None:
+        words = f"{none[0].upper()}{none[1:]}."
     return (
         f"{words} The judge: {noise['judge']}. {count(noise['num_taken'], 'example')} "
         f"{'is' if noise['num_taken'] == 1 else 'are'} taken for wrong."

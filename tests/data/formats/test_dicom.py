@@ -196,7 +196,7 @@ def test_nifti_pairs_open_everywhere(cubes: Path, tmp_path: Path) -> None:
     assert np.allclose(sitk.GetArrayFromImage(images[0]), volume * 1400 - 1000, atol=1e-3)
     assert np.array_equal(sitk.GetArrayFromImage(images[1]), mask)
     theirs: Any = nibabel.load(files[0])
-    axes = nibabel.orientations.aff2axcodes(theirs.affine)  # type: ignore[no-untyped-call]
+    axes = nibabel.orientations.aff2axcodes(theirs.affine)
     assert axes == ("L", "P", "S")  # x, y and z of ITK
     assert theirs.header.get_zooms() == pytest.approx((1.5,) * 3)
     assert np.allclose(theirs.get_fdata().T, volume * 1400 - 1000, atol=1e-3)

@@ -328,7 +328,8 @@ def test_a_note_is_kept_in_the_run_and_nowhere_else(client: TestClient, tmp_path
     address = f"/api/note/{found['a']['id']}"
 
     def post(body: object, to: str = address, **how: Any) -> int:
-        return client.post(to, json=body, **{"headers": CHANGE, **how}).status_code
+        code: int = client.post(to, json=body, **{"headers": CHANGE, **how}).status_code
+        return code
 
     assert found["a"]["note"] == ""
     assert post({"note": "  the good one\nwith \u2260 batch "}) == 200

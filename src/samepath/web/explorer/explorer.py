@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from samepath.curation.cluster import LEAST_POINTS, MIN_SAMPLES, PlaneClusters, k_distances
 from samepath.curation.colours import DARK, LIGHT, class_colours
 from samepath.curation.folder import Curation, CurationFolder
+from samepath.curation.label_noise import none_seen
 from samepath.curation.reasons import random_control
 from samepath.data.keep_list import KeepList, read_keep_list, write_keep_list
 from samepath.errors import UserError
@@ -83,6 +84,7 @@ class Explorer:
         """Facts for the page that are not of single examples, and the state of the edits."""
         curation, pictures = self.curation, self.curation.pictures
         recipe = Path(str(curation.about.get("recipe", ""))).name
+        noise = curation.about.get("label_noise")
         return {
             "title": recipe or self.folder.path.resolve().name,
             "folder": str(self.folder.path),
@@ -93,7 +95,8 @@ class Explorer:
             "has_doubts": "doubt" in self.known,
             "has_guesses": "guesses" in curation.columns,
             "has_suggestions": "suggested" in self.known,
-            "label_noise": curation.about.get("label_noise"),
+            "label_noise": noise,
+            "none_seen": None if noise is None else none_seen(noise, len(curation)),
             "facts": curation.facts,
             "picture": None if pictures is None else [pictures.width, pictures.height],
             "classes": [asdict(sliders) for sliders in self.sliders],

@@ -26,8 +26,8 @@ export function noisePanel(model) {
   find("noise").hidden = !noise;
   if (!noise) return;
   const share = (rate) => (100 * rate).toFixed(1);
-  const isClean = noise.rate_high * model.num < 1;
-  find("noise-words").textContent = isClean ? "None are seen."
+  const none = model.about.none_seen;
+  find("noise-words").textContent = none ? `${none[0].toUpperCase()}${none.slice(1)}.`
     : `${share(noise.rate)}% of all (${share(noise.rate_low)} to ${share(noise.rate_high)}%)`;
   find("noise").title = `95% intervals, of chance alone. The judge: ${noise.judge}`;
   const quoted = (name) => (/\s/.test(name) ? `"${name}"` : name);
