@@ -180,7 +180,8 @@ def cubes(tmp_path: Path) -> Path:
 
 @pytest.mark.filterwarnings("ignore")  # MONAI's, of readers that are not there
 def test_nifti_pairs_open_everywhere(cubes: Path, tmp_path: Path) -> None:
-    import nibabel
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
+    pytest.importorskip("monai", reason="monai is not installed")
     from monai.transforms import LoadImaged
 
     result = write_pairs(cubes, tmp_path / "out", window=(-1000, 400))
