@@ -266,6 +266,7 @@ def test_pairs_of_others_are_read_or_refused_in_a_line(cubes: Path, tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore")
 def test_dicom_pairs_open_in_monai(cubes: Path, tmp_path: Path) -> None:
+    pytest.importorskip("monai", reason="monai is not installed")
     from monai.transforms import LoadImage
 
     write_pairs(cubes, tmp_path / "out", "dicom", window=(0, 1))
